@@ -178,7 +178,7 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command 'make requirements' requirements/release.in -o requirements/release.txt
 	$(COMPILE_IMAGE) requirements/operator.in -o requirements/operator.txt
-	$(COMPILE_IMAGE) --extra traces $(foreach part,$(filter-out model_server operator,$(PARTS)),--no-emit-package plaudit-$(subst _,-,$(part)) $(part)/pyproject.toml) \
+	$(COMPILE_IMAGE) --extra traces --extra pods $(foreach part,$(filter-out model_server operator,$(PARTS)),--no-emit-package plaudit-$(subst _,-,$(part)) $(part)/pyproject.toml) \
 	  -o requirements/workers.txt
 	$(COMPILE_GPU) --no-annotate requirements/vllm.in -o requirements/vllm.txt
 	@awk -F '==' 'NR == FNR {held[$$1]; next} /^[a-z].*==/ && !($$1 in held) {sub(/ .*/, "", $$2); print $$1 "==" $$2}' \

@@ -64,6 +64,7 @@ HEALTH_PORT: Final = 8080
 REDIS_PORT: Final = 6379
 MODEL_PORT: Final = 8000
 GATEWAY_PORT: Final = 8710
+SANDBOXES_PORT: Final = 8720
 RENDEZVOUS_PORT: Final = 29500
 REPLICA_PORT: Final = 29501
 WEIGHTS_PORT: Final = 29510
@@ -99,6 +100,11 @@ def redis_secret(name: str, uid: str) -> str:
 def gateway_secret(name: str, uid: str) -> str:
     """Return the name of the Secret with the tokens of a gateway's callers, unique by uid."""
     return f"{name}-gateway-{uid[:8]}"
+
+
+def sandboxes_objects(name: str, uid: str) -> str:
+    """Return the name of the Secret and the RoleBinding of a job's broker of machines, unique by uid as Secrets are."""
+    return f"{name}-sandboxes-{uid[:8]}"
 
 
 def gateway_url(name: str, namespace: str) -> str:

@@ -62,6 +62,9 @@ class OperatorSettings:
     """``PLAUDIT_KEDA_NAMESPACE``: namespace of KEDA, whose pods may connect to a job's Redis."""
     metrics_authentication: bool = False
     """``PLAUDIT_METRICS_AUTHENTICATION``: ``true`` lets only callers read ``/metrics`` whom RBAC allows it."""
+    sandboxes_role: str = ""
+    """``PLAUDIT_SANDBOXES_ROLE``: ``ClusterRole/NAME`` or ``Role/NAME``, which the operator binds to the broker of a
+    job's machines. Default empty: jobs with ``sandboxes.provider: pods`` are refused."""
     network_policies: bool = True
     """``PLAUDIT_NETWORK_POLICIES``: ``false`` creates no policies."""
 
@@ -96,6 +99,7 @@ class OperatorSettings:
             monitoring_namespace=get("PLAUDIT_MONITORING_NAMESPACE", ""),
             keda_namespace=get("PLAUDIT_KEDA_NAMESPACE") or cls.keda_namespace,
             metrics_authentication=get("PLAUDIT_METRICS_AUTHENTICATION", "false") == "true",
+            sandboxes_role=get("PLAUDIT_SANDBOXES_ROLE", ""),
             network_policies=get("PLAUDIT_NETWORK_POLICIES", "true") != "false",
         )
 

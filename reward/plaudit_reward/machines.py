@@ -8,8 +8,11 @@ groups. A redelivered prompt gets new machines: what a killed rollout had begun 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,14 +20,16 @@ from typing import Any, Final, Self
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.tasks import Task, TaskError, expand, read_task
-from plaudit_reward.providers import Provider, TaskMachine, provider_of
+from plaudit_reward.providers import Provider, TaskMachine
+from plaudit_reward.served_machines import ServedMachine, ServedProvider, run_provider
+from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import DataError, InfrastructureError
 
 SANDBOXES: Final = "sandboxes"
 """The folder of the machines in use, below the run's."""
 KEPT: Final = "kept-sandboxes"
 """The folder of the machines that ``sandboxes.keep`` keeps."""
-_NAME = re.compile(r"[\w.-]+/(\d+)-[0-9a-f]+", re.ASCII)
+_NAME = re.compile(r"([\w.-]+)/(\d+)-[0-9a-f]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,56 @@ class RunMachines:
         """Return the machines of a job's run; None for a job without."""
         if not job.spec.uses_sandboxes:
             return None
-        return cls(run_folder / SANDBOXES, provider_of(job.spec.sandboxes, run_folder))
+        return cls(run_folder / SANDBOXES, run_provider(job.spec.sandboxes, run_folder))
 
     def make(self, group: str, index: int, task: Task | None) -> tuple[str, TaskMachine]:
         """Make a machine for a sample, with the files of its task's environment; return its name and the machine.
 
         Raises ``InfrastructureError`` if it cannot be made, such as after the run's end.
         """
+        name, folder = self._new_folder(group, index)
+        try:
+            return name, self.provider.make(folder, task)
+        except BaseException:
+            self.provider.remove(folder)
+            raise
+
+    async def claim(self, group: str, index: int, task: Task | None) -> tuple[str, TaskMachine]:
+        """Make a machine as ``make`` does, and hold no thread while the run's broker has no place for it."""
+        if not isinstance(self.provider, ServedProvider):
+            return await asyncio.to_thread(self.make, group, index, task)
+        name, folder = await asyncio.to_thread(self._new_folder, group, index)
+        try:
+            return name, await self.provider.claim(folder, task)
+        except BaseException:
+            await self.remove(name)
+            raise
+
+    async def remove(self, name: str) -> None:
+        """Remove the machine of a sample that needs no tests."""
+        if isinstance(self.provider, ServedProvider):
+            with suppress(InfrastructureError):  # the broker removes it when the sample has ended
+                await self.provider.release(self.folder / name)
+        else:
+            await asyncio.to_thread(self.provider.remove, self.folder / name)
+
+    async def verify(
+        self, found: TaskMachine, task: Task, *, timeout_s: float, environment: Mapping[str, str]
+    ) -> Verdict:
+        """Run a task's tests in a machine that ``find`` returned. Raises as ``verification.verify`` does."""
+        if isinstance(found.machine, ServedMachine):
+            return await found.machine.verify(task, timeout_s=timeout_s, environment=environment)
+        tests = task.folder / "tests"
+        return await verify(
+            found.machine, tests, timeout_s=timeout_s, environment=environment, directory=found.directory
+        )
+
+    async def close(self) -> None:
+        """Close the connections to a broker."""
+        if isinstance(self.provider, ServedProvider):
+            await self.provider.close()
+
+    def _new_folder(self, group: str, index: int) -> tuple[str, Path]:
         name = f"{group}/{index}-{secrets.token_hex(4)}"
         folder = self.folder / name
         try:
@@ -54,21 +102,22 @@ class RunMachines:
             folder.mkdir()
         except OSError as error:
             raise InfrastructureError(f"the machine {name} cannot be made: {error.strerror or error}") from error
-        try:
-            return name, self.provider.make(folder, task)
-        except BaseException:
-            self.provider.remove(folder)
-            raise
+        return name, folder
 
     def find(self, name: str, group: str, index: int, task: Task | None) -> TaskMachine:
         """Return the machine that a sample's agent left behind.
 
         Raises ``DataError`` for a name that is not of this sample, ``InfrastructureError`` for a machine that is gone.
         """
-        found = _NAME.fullmatch(name)
-        if found is None or name.partition("/")[0] != group or int(found[1]) != index:
+        if sample_of(name) != (group, index):
             raise DataError(f"the sample names the machine {name!r}, which is not its own")
         return self.provider.find(self.folder / name, task)
+
+
+def sample_of(name: str) -> tuple[str, int] | None:
+    """Return the group and the index that a machine's name begins with; None if it is none."""
+    found = _NAME.fullmatch(name)
+    return (found[1], int(found[2])) if found else None
 
 
 def task_of(extra_info: dict[str, Any]) -> Task | None:

@@ -1,4 +1,4 @@
-"""Make the machines of tasks, by the provider that the job or the user names: ``process`` or ``container``.
+"""Make the machines of tasks, by the provider that the job or the user names: ``process``, ``container`` or ``pods``.
 
 A machine has a folder, which ``make`` fills and every process of the host finds it by. Whoever removes the folder has
 the provider remove the machine; a container whose folder is gone belongs to nobody.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from plaudit_job.spec.rljob import SandboxesSpec
 from plaudit_job.tasks import Task
@@ -39,6 +39,8 @@ class TaskMachine:
     machine: AgentMachine
     directory: str
     """Where its commands and its tests run."""
+    waited_s: float = 0.0
+    """The part of the seconds that it took in which a broker had no place for it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class MachineChoice:
     """None: what the task says."""
     run: str = ""
     """Labels what belongs to a run; empty outside of one."""
+    pod_template: Mapping[str, Any] = field(default_factory=dict)
+    """For ``pods``: ``metadata`` and ``spec`` of their pods."""
 
     def limits(self, task: Task | None, processes: int) -> MachineLimits:
         """Return the smaller ones of these limits and the task's."""
@@ -95,6 +99,22 @@ class Provider(Protocol):
         """Remove what belongs to the run and has no folder."""
 
 
+class WarmProvider(Provider, Protocol):
+    """A provider whose machines can be started before it is known which task they are for: ``make`` in two parts."""
+
+    def shape(self, task: Task | None) -> str:
+        """Return all that a machine of this task is started with: one of equal shape can be filled for it."""
+
+    def start(self, folder: Path, task: Task | None) -> None:
+        """Make a machine without its task's files. Raises as ``make`` does."""
+
+    def fill(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Copy a task's files into a machine that was started for a task of the same shape. Raises as ``make`` does."""
+
+    def reap(self, machines: Iterable[Path]) -> None:
+        """Remove what a killed process of the run made for none of these folders. Raises ``InfrastructureError``."""
+
+
 class ProcessProvider:
     """Folders and namespaces of this host, for tasks without an image."""
 
@@ -116,7 +136,22 @@ class ProcessProvider:
         return _problem(task)
 
     def make(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Make the folder's parts, and copy the task's files."""
+        return self.fill(folder, task)
+
+    def shape(self, task: Task | None) -> str:
+        """Return that all are alike: limits are those of each command."""
+        return "process"
+
+    def start(self, folder: Path, task: Task | None) -> None:
         """Make the folder's parts."""
+        self._of(folder, task)
+
+    def reap(self, machines: Iterable[Path]) -> None:
+        """Do nothing: a machine is its folder."""
+
+    def fill(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Copy the files."""
         made = self._of(folder, task)
         if task is not None and (given := task.folder / "environment").is_dir():
             made.machine.upload(given, made.directory)
@@ -243,9 +278,16 @@ def _problem(task: Task) -> str:
     return f"task {task.name} needs {gpus} GPUs, which no provider gives" if gpus else ""
 
 
+def _pods(choice: MachineChoice) -> Provider:
+    from plaudit_reward.pod_provider import PodProvider  # needs the client of Kubernetes, as nothing else here does
+
+    return PodProvider(choice)
+
+
 PROVIDERS: Final[Mapping[str, Callable[[MachineChoice], Provider]]] = {
     "process": ProcessProvider,
     "container": ContainerProvider,
+    "pods": _pods,
 }
 """By name."""
 
@@ -259,6 +301,7 @@ def provider_of(spec: SandboxesSpec, run_folder: Path) -> Provider:
         network=spec.network,
         memory_bytes=spec.memory_bytes,
         disk_bytes=spec.disk_bytes,
+        pod_template=spec.pod.template,
         run=f"{run_folder.name}-{hashlib.sha256(name).hexdigest()[:12]}",
     )
     return PROVIDERS[spec.provider](choice)

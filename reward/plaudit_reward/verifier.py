@@ -20,7 +20,7 @@ from plaudit_job.tasks import Task, TaskError, expand
 from plaudit_reward.machines import RunMachines, task_of
 from plaudit_reward.providers import TaskMachine
 from plaudit_reward.scorer import Attempt, Score
-from plaudit_sandbox.verification import Verdict, verify
+from plaudit_sandbox.verification import Verdict
 from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Outcome, Sample
@@ -84,17 +84,15 @@ class VerifierScorer:
         except TaskError as error:
             raise DataError(f"task {task.name}: {error}") from error
         limit_s = min(verifier.timeout_sec, max(attempt.limit_s - attempt.age_s, 0.0))
-        tests = task.folder / "tests"
-        return await verify(
-            machine.machine, tests, timeout_s=limit_s, environment=variables, directory=machine.directory
-        )
+        return await self._machines.verify(machine, task, timeout_s=limit_s, environment=variables)
 
     def room(self) -> int:
         """Return how many more samples could begin soon."""
         return max(0, self._max_concurrent - self._num_in_work)
 
     async def close(self) -> None:
-        """Do nothing: tests end with the calls that run them."""
+        """Close what the machines need; tests end with the calls that run them."""
+        await self._machines.close()
 
 
 def has_reward(machine: Path) -> bool:

@@ -8,13 +8,16 @@ import stat
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, Final
+from typing import IO, Any, Final, cast
 
 from plaudit_sandbox.machine import LARGEST_REWARD_BYTES
 from plaudit_wire.errors import DataError, InfrastructureError
 
 _LARGEST_LOGS_BYTES: Final = 64 << 20
 """What is read of ``/logs/verifier`` in search of the reward."""
+_PAGE_BYTES: Final = 4096
+_LONGEST_PATH: Final = 4000
+"""Linux opens paths of up to 4,095 bytes; a folder of ours comes before it."""
 
 
 def write_archive(to: IO[bytes], folders: Mapping[str, Path], empty: Iterable[str] = ()) -> None:
@@ -37,7 +40,7 @@ def write_archive(to: IO[bytes], folders: Mapping[str, Path], empty: Iterable[st
 def write_content(to: IO[bytes], folder: Path) -> None:
     """Write an archive of a folder's content, by the rules of ``write_archive``. Raises ``InfrastructureError``."""
     try:
-        with tarfile.open(fileobj=to, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        with tarfile.open(fileobj=to, mode="w|", format=tarfile.PAX_FORMAT) as archive:
             for path in sorted(folder.iterdir()):
                 archive.add(path, path.name, filter=_owned_by_root)
     except OSError as error:
@@ -59,6 +62,77 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     if member.isdir() or member.mode & stat.S_IXUSR:
         member.mode |= stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
     return member
+
+
+class FilesTooLargeError(Exception):
+    """The files of a machine are more than a copy may hold."""
+
+
+def copy_files(source: IO[bytes], to: IO[bytes], folders: Iterable[str], most_bytes: int) -> None:
+    """Copy what an archive holds below some folders to another archive: files, folders and links, nothing else.
+
+    Raises ``FilesTooLargeError`` above ``most_bytes`` (each entry counts a page at least) and for a path that no
+    program can open, ``InfrastructureError`` for what is no archive.
+    """
+    wanted = [PurePosixPath(folder) for folder in folders]
+    room = _Room(source, most_bytes)
+    try:
+        with (
+            tarfile.open(fileobj=room, mode="r|", errors="surrogateescape") as read,
+            # Both GNU's and BusyBox's tar read its long names, whatever bytes these hold.
+            tarfile.open(fileobj=to, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as written,
+        ):
+            for member in read:
+                room.take(max(member.size, _PAGE_BYTES) if member.isreg() else _PAGE_BYTES)
+                if len(member.name) > _LONGEST_PATH:
+                    raise FilesTooLargeError(f"a path of the machine has more than {_LONGEST_PATH} characters")
+                if _is_copied(member, wanted):
+                    written.addfile(member, read.extractfile(member) if member.isreg() else None)
+                cast(Any, read).members = []  # each keeps all entries that it has seen
+                cast(Any, written).members = []
+    except (tarfile.TarError, EOFError) as error:
+        raise InfrastructureError(f"the files of a machine cannot be read: {error}") from error
+
+
+def _is_copied(member: tarfile.TarInfo, folders: Iterable[PurePosixPath]) -> bool:
+    """Tell whether an entry is copied, and make it one of an ordinary user's."""
+    path, target = PurePosixPath(member.name), PurePosixPath(member.linkname)
+    if ".." in path.parts or not any(path.is_relative_to(folder) for folder in folders):
+        return False
+    if member.islnk() and (".." in target.parts or not any(target.is_relative_to(folder) for folder in folders)):
+        return False
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        return False
+    member.mode &= 0o1777
+    if member.isdir():
+        member.mode |= stat.S_IRWXU  # so that what it holds can be written
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return True
+
+
+class _Room(io.RawIOBase):
+    """A stream that ends with an error when more was read or taken than there is room for."""
+
+    def __init__(self, stream: IO[bytes], most_bytes: int) -> None:
+        self._stream = stream
+        self._most = most_bytes
+        self._left = most_bytes
+        self._stream_left = 2 * most_bytes + _LARGEST_LOGS_BYTES
+
+    def take(self, size: int) -> None:
+        """Count what an entry takes."""
+        self._left -= size
+        if self._left < 0:
+            raise FilesTooLargeError(f"the machine holds more than its {self._most >> 20} MiB")
+
+    def read(self, size: int = -1) -> bytes:
+        """Read on; long names count here alone."""
+        data = self._stream.read(size)
+        self._stream_left -= len(data)
+        if self._stream_left < 0:
+            raise FilesTooLargeError(f"the machine's names and files are more than its {self._most >> 20} MiB")
+        return data
 
 
 class RewardArchive:

@@ -29,6 +29,7 @@ from plaudit_sandbox.archives import RewardArchive, write_archive
 from plaudit_sandbox.container_engine import ContainerEngine, client_folder, inspected, label_options, write_variables
 from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, space_of
 from plaudit_sandbox.machine_start import start_error
+from plaudit_sandbox.verification import READ_BESIDE_BIN
 from plaudit_wire.errors import InfrastructureError
 
 CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
@@ -410,7 +411,7 @@ def changed_programs(
 
     Args:
         changes: Every path that was added, changed or removed. A folder may be among them because of what it holds.
-        path_variable: The image's ``PATH``. Its folders, and ``lib`` beside a ``bin``, hold programs.
+        path_variable: The image's ``PATH``. Its folders, and some beside a ``bin``, hold programs.
         workdir: Programs below it are the agent's work, even if ``PATH`` names their folder.
         is_folder: Asked for a path whose content did not change.
     """
@@ -428,7 +429,8 @@ def changed_programs(
 
 def _folders_of(path_variable: str, workdir: str) -> list[str]:
     named = [PurePosixPath(each) for each in path_variable.split(":") if each.startswith("/")]
-    beside = [each.with_name("lib") for each in named if each.name == "bin" and each.parent != PurePosixPath("/")]
+    bins = [each for each in named if each.name == "bin" and each.parent != PurePosixPath("/")]
+    beside = [each.with_name(name) for each in bins for name in READ_BESIDE_BIN]
     return [str(each) for each in (*named, *beside) if not each.is_relative_to(workdir)]
 
 

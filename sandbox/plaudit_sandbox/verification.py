@@ -14,8 +14,8 @@ The order, with Harbor's paths and files (``/tests/test.sh``, ``/logs/verifier/r
 
 A test that runs the agent's own programs, as most do, can still be deceived by them while it runs.
 
-Machines are known by two protocols alone. Their providers are ``machine`` (a folder and namespaces of this host) and
-``container`` (docker or podman).
+Machines are known by two protocols alone. Their providers are ``machine`` (a folder and namespaces of this host),
+``container`` (docker or podman) and ``pods`` (Kubernetes).
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from plaudit_wire.plain import PlainDataError, plain_json
 from plaudit_wire.printable import printable
 
 REWARD: Final = "reward"
+READ_BESIDE_BIN: Final = ("lib", "lib64", "pyvenv.cfg")
+"""What programs of a ``bin`` in the ``PATH`` read beside it by themselves. ``pyvenv.cfg`` says where Python's library
+is."""
 _SHOWN_PATHS = 3
 _ENVIRONMENT = {
     "HOME": "/run",

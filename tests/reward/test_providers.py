@@ -15,9 +15,10 @@ import pytest
 from container_images import IMAGE, why_none
 from harbor_tasks import write_sum_task
 from plaudit_job.spec.rljob import SandboxesSpec
-from plaudit_job.tasks import read_task
+from plaudit_job.tasks import Task, read_task
 from plaudit_reward.machines import SANDBOXES, RunMachines
-from plaudit_reward.providers import ContainerProvider, MachineChoice, ProcessProvider, provider_of
+from plaudit_reward.pod_provider import PodProvider
+from plaudit_reward.providers import PROVIDERS, ContainerProvider, MachineChoice, ProcessProvider, provider_of
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_reward.verifier import VerifierScorer
 from plaudit_sandbox.container_engine import find_engine
@@ -151,3 +152,26 @@ def test_containers_say_which_tasks_they_cannot_run(
     assert ("provider container" in ProcessProvider(choice).problem(read_task(tmp_path / "task"))) == (
         "docker_image" in config
     )
+
+
+def test_pods_are_alike_where_their_tasks_need_the_same_and_tasks_that_they_cannot_run_are_refused(
+    tmp_path: Path,
+) -> None:
+    def task(name: str, environment: str) -> Task:
+        folder = write_sum_task(tmp_path / name)
+        (folder / "task.toml").write_text(f"[environment]\n{environment}\n")
+        return read_task(folder)
+
+    pods = PROVIDERS["pods"](MachineChoice("debian:12", network="public", memory_bytes=1 << 28))
+    assert isinstance(pods, PodProvider)
+    one, other = task("one", "memory_mb = 4096"), task("other", "memory_mb = 1024")
+    assert pods.shape(one) == pods.shape(other) != pods.shape(task("small", "memory_mb = 64"))
+    assert pods.shape(one) != pods.shape(task("closed", 'network_mode = "no-network"'))
+    assert [pods.problem(each) for each in (one, other)] == ["", ""]
+    for environment, why in (
+        ('network_mode = "allowlist"\nallowed_hosts = ["example.org"]', "example.org alone"),
+        ("gpus = 1", "1 GPUs"),
+        ('workdir = "/usr/lib/x"', "mounts read only"),
+    ):
+        assert why in pods.problem(task(f"bad-{why[:3]}", environment))
+    assert "names no docker_image" in PodProvider(MachineChoice()).problem(one)

@@ -26,6 +26,7 @@ PATH = "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/app/node_modules/.bin"
         (["/etc", "/etc/hosts", "/etc/ld.so.preload"], ["/etc/ld.so.preload"]),
         (["/etc/python3.11/sitecustomize.py"], ["/etc/python3.11/sitecustomize.py"]),
         (["/opt/conda/lib/python3/site.py", "/opt/data/x"], ["/opt/conda/lib/python3/site.py"]),
+        (["/opt/conda/pyvenv.cfg", "/opt/conda/etc/x"], ["/opt/conda/pyvenv.cfg"]),
         (["/app/node_modules/.bin/tool", "/app/usr/bin/x", "/home/a", "/usrlocal/x", "/tests", "/logs"], []),
     ],
 )

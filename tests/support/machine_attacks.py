@@ -43,3 +43,24 @@ PROGRAM_ATTACKS = [
     "rm /bin; ln -s /app /bin",
 ]
 """Those that need root and writable programs, as in a container."""
+POD_ATTACKS = [
+    "echo forged > /opt/tools/bin/cat; cp /bin/true /opt/tools/bin/python3",
+    "printf '#!/bin/sh\\necho 42\\n' > /app/cat; chmod +x /app/cat; rm -rf /opt/tools/bin; ln -s /app /opt/tools/bin",
+    "printf '#!/bin/sh\\necho 42\\n' > /app/cat; chmod +x /app/cat; mkdir -p /app/forged; ln -s /app /app/forged/bin; "
+    "rm -rf /opt/tools; ln -s /app/forged /opt/tools",
+    "ln -s /logs/verifier/reward.txt /app/answer; ln -s /tests /app/tests; ln -s /plaudit /app/plaudit",
+    "ln -s /plaudit/control /app/c; rm -f /plaudit/control/*; touch /plaudit/control/end; echo > /app/c/loaded",
+    "mkfifo /app/answer; mkdir -p /app/a; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"/app/a/s\")'",
+    "truncate -s 1T /app/answer",
+    "head -c 200000000 /dev/zero > /app/large",
+    'python3 -c \'import os\nos.chdir("/app")\nfor _ in range(60): os.mkdir("d" * 99); os.chdir("d" * 99)\'',
+    "nohup setsid bash -c 'f() { f | f & }; f' >/dev/null 2>&1 & sleep 1",
+    "nohup setsid bash -c 'while :; do for p in /proc/[0-9]*; do [ $p = /proc/$$ ] || kill -STOP ${p#/proc/}; done; "
+    "done' >/dev/null 2>&1 &",
+]
+"""Those that know how machines in pods are made; ``/opt/tools/bin`` is of the image, and first in its ``PATH``."""
+TAKEN_OVER = (
+    "nohup setsid python3 -c 'import ctypes, time; print(ctypes.CDLL(None).ptrace(16, 1, 0, 0), flush=True); "
+    "time.sleep(1000)' > /tmp/traced 2>&1 & sleep 1; cat /tmp/traced"
+)
+"""Trace the first process of the machine, so that it cannot end."""

@@ -68,6 +68,10 @@ class Names:
         self.audit_attempts = self.prefix + "audits"
         """Hash: group to the number of workers that have begun to audit it, until one has ended."""
 
+        self.sandboxes = self.prefix + "sandboxes"
+        """Hash: holder of a place for a machine (``<group> <index>`` of a sample, ``warm <machine>`` of a pool) to its
+        machine. Only the broker of the machines writes it, and its own lease in ``sandboxes:broker``."""
+
     def audit_lease(self, group_id: str) -> str:
         """Return the key that holds the worker which audits a group; it lapses."""
         return f"{self.prefix}audit:{group_id}"

@@ -102,6 +102,13 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
         *_BEAT,
     ),
     "model": (Grant("", _CALL), Grant("prompts samples groups ready", "xgroup|create"), Grant("state", "hget"), *_BEAT),
+    "sandboxes": (
+        Grant("", _CALL),
+        Grant("prompts samples groups ready", "xgroup|create"),
+        Grant("prompts", "xrange xinfo|groups"),
+        Grant("group:*", "hmget"),
+        Grant("sandboxes sandboxes:broker", "hget hmget hset hdel hlen hgetall"),
+    ),
     "metrics": (
         Grant("", "time info ping"),
         Grant("events", "xreadgroup xack xgroup|create"),
@@ -122,12 +129,12 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
     PROBE: (Grant("", "ping"),),
 }
 """Grants by user. ``client`` submits samples to a run that only scores; ``gateway`` does so for callers over HTTP.
-``model`` is a server of a model that sleeps during updates."""
+``model`` is a server of a model that sleeps during updates, ``sandboxes`` the broker of machines."""
 
 
 def users(*, trains: bool) -> tuple[str, ...]:
     """Return the users of a run. In a run with a trainer, no other process admits groups."""
-    absent = {"client", "gateway"} if trains else {"trainer", "rollout", "model"}
+    absent = {"client", "gateway"} if trains else {"trainer", "rollout", "model", "sandboxes"}
     return (*(role for role in GRANTS if role not in absent), ADMIN)
 
 

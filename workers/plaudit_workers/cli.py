@@ -204,11 +204,11 @@ def _tasks_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument(
         "--provider",
-        choices=["process", "container"],
+        choices=["process", "container", "pods"],
         default="process",
-        help="machines of this host (default), or containers of docker or podman",
+        help="machines of this host (default), containers of docker or podman, or pods of the current cluster",
     )
-    images = parser.add_argument_group("containers")
+    images = parser.add_argument_group("containers and pods")
     images.add_argument("--image", default="", metavar="IMAGE", help="for tasks that name no image")
     images.add_argument(
         "--registry",

@@ -72,3 +72,11 @@ app.kubernetes.io/component: operator
 {{- end }}
 {{- toYaml $groups }}
 {{- end }}
+{{- /* The role that the operator binds to the broker of a job's machines: kind and name. */ -}}
+{{- define "plaudit.sandboxesRole" -}}
+{{- if include "plaudit.watched" . -}}
+Role/{{ include "plaudit.name" . }}-sandboxes
+{{- else -}}
+ClusterRole/{{ .Release.Namespace }}-{{ include "plaudit.name" . }}-sandboxes
+{{- end -}}
+{{- end }}

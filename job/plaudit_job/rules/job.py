@@ -7,7 +7,7 @@ with the field.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from plaudit_job.problem import Problem, refusals
@@ -244,25 +244,36 @@ def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
 
 def _sandboxes(spec: Spec) -> Iterator[Problem]:
     """Yield what a provider of machines cannot do."""
-    sandboxes = spec.sandboxes
-    if sandboxes.provider == "process":
-        fields = type(sandboxes).model_fields
-        for name in ("image", "registry", "network"):
-            if (value := getattr(sandboxes, name)) == fields[name].default:
-                continue
-            yield Problem(
-                f"spec.sandboxes.{name}",
-                f"is {value}, which is for containers, and the provider is process",
-                "Set sandboxes.provider: container, or remove the field",
-                also=("spec.sandboxes.provider",),
-            )
-    elif sandboxes.keep != "none":
+    sandboxes, fields = spec.sandboxes, type(spec.sandboxes).model_fields
+    provider = sandboxes.provider
+    for name, providers in _SANDBOX_FIELDS.items():
+        if (value := getattr(sandboxes, name)) == fields[name].get_default() or provider in providers:
+            continue
+        shown = f"is {value}, which" if isinstance(value, str | int) else "is given, which"
+        yield Problem(
+            f"spec.sandboxes.{name}",
+            f"{shown} is for {_of_providers(providers)}, and the provider is {provider}",
+            f"Set sandboxes.provider: {providers[0]}, or remove the field",
+            also=("spec.sandboxes.provider",),
+        )
+    if provider != "process" and sandboxes.keep != "none":
         yield Problem(
             "spec.sandboxes.keep",
-            f"is {sandboxes.keep}, but containers are not kept",
+            f"is {sandboxes.keep}, but {_of_providers((provider,))} are not kept",
             "Set keep: none, or sandboxes.provider: process",
             also=("spec.sandboxes.provider",),
         )
+
+
+def _of_providers(providers: Sequence[str]) -> str:
+    return " and ".join({"container": "containers", "pods": "pods"}[provider] for provider in providers)
+
+
+_SANDBOX_FIELDS = {
+    **dict.fromkeys(("image", "registry", "network"), ("container", "pods")),
+    **dict.fromkeys(("warm", "pod"), ("pods",)),
+}
+"""Providers by the fields that are for them alone."""
 
 
 def _verifiers(spec: Spec) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from plaudit_job.spec.algorithm import AlgorithmSpec, ModelSpec
 from plaudit_job.spec.pod import PodSpec, quantity
 from plaudit_job.spec.rewards import RewardSpec
 from plaudit_job.spec.rollout import DataSpec, RolloutSpec, TrainDataSpec
-from plaudit_job.spec.section import BYTE_QUANTITY, DNS_LABEL, MUTABLE, Command, FilePath, Section
+from plaudit_job.spec.section import BYTE_QUANTITY, DNS_LABEL, MUTABLE, Command, FilePath, Opaque, Section
 from plaudit_job.spec.transport import TransportSpec
 
 
@@ -221,23 +221,38 @@ class FilesSpec(Section):
     """Keys to use. Default empty: all, under their own names."""
 
 
+class SandboxPodSpec(Section):
+    """The pods of machines."""
+
+    template: Opaque = Field(default={})
+    """Pod template of every machine, for everything that has no field here: ``runtimeClassName``, ``nodeSelector``,
+    ``tolerations``, labels for Kueue, …"""
+
+
 class SandboxesSpec(Section):
     """The machines of samples: each sample has one, from its first command to the end of its group."""
 
-    provider: Literal["process", "container"] = "process"
+    provider: Literal["process", "container", "pods"] = "process"
     """``process``: a folder of the run and Linux namespaces around each command, without root, a container runtime or
     a network; for tasks without an image. ``container``: a container of podman or docker on the machine of ``plaudit
-    run``. Default process."""
+    run``. ``pods``: pods of the job's namespace, on Kubernetes alone, which one process of the job makes and holds.
+    Default process."""
     image: str = ""
-    """For provider ``container``: image of tasks that name none and have no ``environment/Dockerfile``. Default empty:
-    such tasks are refused."""
+    """For ``container`` and ``pods``: image of tasks that name none and have no ``environment/Dockerfile``. Default
+    empty: such tasks are refused."""
     registry: str = "localhost"
-    """For provider ``container``: where ``plaudit images-of`` has put the images of tasks. Default localhost."""
+    """For ``container`` and ``pods``: where ``plaudit images-of`` has put the images of tasks. Default localhost."""
     network: Literal["none", "public"] = "none"
-    """For provider ``container``: the widest network that a task may ask for. Default none."""
+    """For ``container`` and ``pods``: the widest network that a task may ask for. Default none."""
     max_concurrent: int = Field(default=16, ge=1, le=10_000)
-    """Commands that one rollout, and tests that one reward worker, runs at the same time; others wait, and their time
-    limits begin later. Default 16."""
+    """With ``pods``: machines of the whole run; a sample waits, in order of arrival, until one is free. Otherwise the
+    commands that one rollout, and the tests that one reward worker, runs at the same time. Time limits begin after the
+    wait. Default 16."""
+    warm: int = Field(default=0, ge=0, le=10_000)
+    """With ``pods``: machines kept ready, within ``maxConcurrent``, for each image that the admitted prompts need next.
+    Default 0: a machine is started when its sample begins."""
+    pod: SandboxPodSpec = SandboxPodSpec()
+    """With ``pods``: the pods of machines."""
     memory: str = Field(default="2Gi", pattern=BYTE_QUANTITY)
     """Most memory of a machine; a task that asks for less gets less. Default 2Gi, as Harbor's tasks."""
     disk: str = Field(default="10Gi", pattern=BYTE_QUANTITY)
@@ -410,6 +425,11 @@ class Spec(Section):
         """Return True if samples have machines: for their tools, or for the tests of their tasks."""
         agent = self.rollout.agent
         return self.trains and agent.kind in ("tools", "environment") and any(tool.sandbox for tool in agent.tools)
+
+    @property
+    def has_broker(self) -> bool:
+        """Return True if a process of the job makes and holds the machines of all others."""
+        return self.uses_sandboxes and self.sandboxes.provider == "pods"
 
     @property
     def takes_turns(self) -> bool:

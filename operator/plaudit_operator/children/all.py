@@ -79,6 +79,8 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
                 digest(shared | ({"group": own} if own else {})),
                 partial(roles.rollout_template, context, group),
             )
+        if context.spec.has_broker:
+            yield "sandboxes", digest(spec.get("sandboxes")), partial(roles.sandboxes_template, context)
         yield "trainer", digest(spec.get("trainer")), partial(roles.trainer_template, context)
 
 
@@ -114,6 +116,8 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
         children += roles.gateway_manifests(context, templates["gateway"])
     for group in roles.rollout_groups(context):
         children += roles.rollout_manifests(context, group, templates[group.child])
+    if context.spec.has_broker:
+        children += roles.sandboxes_manifests(context, templates["sandboxes"])
     if context.spec.trains:
         children += [*roles.rollout_service(context), *roles.trainer_service(context)]
     children += [pod.disruption_budget(context, role) for role, count in _budgeted(context).items() if count >= 2]
@@ -152,5 +156,7 @@ def fixed_replicas(context: JobContext) -> dict[str, int | None]:
         counts[roles.environment_object(context, server)] = server.replicas
     if roles.has_gateway(context):
         counts[context.role_object("gateway")] = context.spec.reward.gateway.replicas
+    if context.spec.has_broker:
+        counts[context.role_object("sandboxes")] = 1
     single = (group for group in roles.rollout_groups(context) if not group.spans_pods)
     return counts | {names.rollout_object(context.name, group.name): group.spec.replicas for group in single}

@@ -42,6 +42,8 @@ def manifests(context: JobContext) -> list[Manifest]:
         policies.append(_gateway(context))
     if context.spec.trains:
         policies.append(_trainer(context))
+    if context.spec.has_broker:
+        policies.append(_sandboxes(context))
     if roles.rollout_service(context):
         policies.append(_ingress(context, roles.ROLLOUT_ROLE, {"from": [_pods(context.labels(roles.ROLLOUT_ROLE))]}))
     return policies
@@ -70,6 +72,8 @@ def _reward(context: JobContext) -> Manifest:
     egress = [_DNS, _to_redis(context)]
     if context.spec.reward.model_scorers:
         egress.append(_to_role(context, roles.MODEL_ROLE, names.MODEL_PORT))
+    if context.spec.has_broker:
+        egress.append(_to_role(context, roles.SANDBOXES_ROLE, names.SANDBOXES_PORT))
     egress += [_to_environment(context, server) for server in context.spec.environments]
     egress += [_to_endpoint(context, url) for url in _endpoints(context)]
     egress += [_declared(rule) for rule in context.spec.reward.network_policy.egress]
@@ -178,10 +182,21 @@ def _trainer(context: JobContext) -> Manifest:
     return _ingress(context, roles.TRAINER_ROLE, *allowed)
 
 
+def _sandboxes(context: JobContext) -> Manifest:
+    """Return the policy of the broker of machines: the job's own processes that use them, and Prometheus."""
+    users = _pods_of_roles(context, (roles.ROLLOUT_ROLE, roles.REWARD_ROLE, roles.TRAINER_ROLE))
+    allowed: list[Manifest] = [{"from": [users], "ports": [_tcp(names.SANDBOXES_PORT)]}]
+    if namespace := context.settings.monitoring_namespace:
+        allowed.append({"from": [_namespace(namespace)], "ports": [_tcp(names.HEALTH_PORT)]})
+    return _ingress(context, roles.SANDBOXES_ROLE, *allowed)
+
+
 def _redis(context: JobContext) -> Manifest:
     connecting = [role for role in users(trains=context.spec.trains) if role in _ROLES_WITH_PODS]
     if context.spec.reward.sleeping_models:
         connecting.append(roles.MODEL_ROLE)
+    if context.spec.has_broker:
+        connecting.append(roles.SANDBOXES_ROLE)
     peers = [_pods_of_roles(context, connecting)]
     if not context.spec.trains:
         peers += _clients(context)

@@ -5,6 +5,7 @@
     metrics      one pod, read by Prometheus, people and the operator
     model        the servers of each scorer whose model the job serves: a Deployment behind a headless Service
     reward       the reward workers: a Deployment, which an autoscaler may scale
+    sandboxes    the broker that makes the machines of samples as pods: a Deployment, its Service and its rights
     rollout      a Deployment for each group, or for replicas of several pods one Indexed Job per replica and attempt
     trainer      one Indexed Job per attempt
 
@@ -30,9 +31,11 @@ from plaudit_job.processes import (
     server_environment,
 )
 from plaudit_job.secrets import reward_secrets
+from plaudit_job.spec.pod import PodSpec, ResourcesSpec
 from plaudit_job.spec.rewards import ScorerSpec
 from plaudit_job.spec.rljob import EnvironmentServerSpec
 from plaudit_job.spec.rollout import RolloutSpec
+from plaudit_job.spec.section import SecretKey
 from plaudit_operator import names
 from plaudit_operator.admission import digest
 from plaudit_operator.attempts import ReplicaAttempt
@@ -46,7 +49,7 @@ from plaudit_operator.children.pod import (
     service,
     spread,
 )
-from plaudit_operator.runtime.kinds import JOB, SECRET
+from plaudit_operator.runtime.kinds import JOB, ROLE_BINDING, SECRET, SERVICE_ACCOUNT
 from plaudit_operator.services import FIRST_CALLER
 
 ENVIRONMENT_ROLE = "environment"
@@ -55,6 +58,7 @@ METRICS_ROLE = "metrics"
 MODEL_ROLE = "model"
 REWARD_ROLE = "reward"
 ROLLOUT_ROLE = "rollout"
+SANDBOXES_ROLE = "sandboxes"
 TRAINER_ROLE = "trainer"
 TOKENS_FOLDER = f"{SECRETS_FOLDER}/{GATEWAY_ROLE}"
 _CLIENT_KEPT_S = 86_400
@@ -67,6 +71,7 @@ _LEAVES_AFTER_S = 8
 _LAST_CALLS_WITHIN_S = 150
 """Time that the gateway then allows for connections that clients keep (90 s), and for calls in flight (60 s)."""
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104
+_SANDBOXES_TOKEN = "token"  # noqa: S105
 _HEALTH_PORT = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
 _RANK = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
 """The number of a pod in its Indexed Job."""
@@ -317,6 +322,7 @@ def reward_template(context: JobContext) -> Manifest:
     environment = {**_HEALTH_PORT, **environment_variables(context)}
     if context.revision:
         environment["PLAUDIT_SCORING_VERSION"] = context.revision
+    environment |= _sandboxes_environment(context)
     servers = {  # one headless name resolves to all servers of a scorer
         scorer.name: [f"http://{model_object(context, scorer)}.{context.namespace}.svc:{names.MODEL_PORT}"]
         for scorer in context.spec.reward.model_scorers
@@ -334,7 +340,7 @@ def reward_template(context: JobContext) -> Manifest:
         liveness=http_probe("/healthz", "health"),
         grace_s=60,
         pod_fields={} if context.spec.trains else spread(context, REWARD_ROLE),
-        secrets=tuple(secret for _, secret in reward_secrets(context.spec.reward)),
+        secrets=(*(secret for _, secret in reward_secrets(context.spec.reward)), *_sandboxes_secrets(context)),
         labels=context.uses_labels,
     )
     return pod_template(context, process)
@@ -380,7 +386,11 @@ def rollout_groups(context: JobContext) -> list[RolloutGroup]:
 
 def rollout_template(context: JobContext, group: RolloutGroup) -> Manifest:
     """Return the pod template of a group; ``rollout_job`` adds the fields of one attempt."""
-    environment: dict[str, Any] = {**_HEALTH_PORT, **environment_variables(context)}
+    environment: dict[str, Any] = {
+        **_HEALTH_PORT,
+        **environment_variables(context),
+        **_sandboxes_environment(context),
+    }
     if group.name:
         environment["PLAUDIT_ROLLOUT_GROUP"] = group.name
     fields: Manifest = {}
@@ -401,6 +411,7 @@ def rollout_template(context: JobContext, group: RolloutGroup) -> Manifest:
         grace_s=60,
         gpus=group.spec.gpus_per_pod,
         restart_policy="Never" if group.spans_pods else "Always",
+        secrets=_sandboxes_secrets(context),
         pod_fields=fields,
         labels=group.labels,
     )
@@ -437,6 +448,82 @@ def rollout_job(
     return _indexed_job(context, metadata, template, group.spec.pods_per_replica, suspend=suspend)
 
 
+def sandboxes_template(context: JobContext) -> Manifest:
+    """Return the pod template of the broker of machines, the only pod of the job that may make pods."""
+    owner = context.metadata("", SANDBOXES_ROLE)["ownerReferences"][0]
+    resources = ResourcesSpec(requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "2Gi"})
+    process = RolePod(
+        role=SANDBOXES_ROLE,
+        image=context.settings.images.worker,
+        command=["python3", "-m", "plaudit_workers.sandboxes"],
+        pod=PodSpec(
+            service_account_name=context.role_object(SANDBOXES_ROLE),
+            resources=resources,
+        ),
+        environment={
+            **_HEALTH_PORT,
+            "PLAUDIT_SANDBOXES_HOST": _ALL_ADDRESSES,
+            "PLAUDIT_SANDBOXES_PORT": str(names.SANDBOXES_PORT),
+            "PLAUDIT_SANDBOXES_TOKEN_FILE": _sandboxes_token_file(context),
+            "PLAUDIT_SANDBOXES_NAMESPACE": context.namespace,
+            "PLAUDIT_SANDBOXES_OWNER": json.dumps({key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}),
+        },
+        ports={"http": names.SANDBOXES_PORT, "health": names.HEALTH_PORT},
+        probe=http_probe("/readyz", "health"),
+        liveness=http_probe("/healthz", "health"),
+        grace_s=60,
+        secrets=_sandboxes_secrets(context),
+    )
+    return pod_template(context, process)
+
+
+def sandboxes_manifests(context: JobContext, frozen: Frozen) -> list[Manifest]:
+    """Return the Deployment of the broker, its Service and its service account."""
+    name = context.role_object(SANDBOXES_ROLE)
+    return [
+        context.manifest(SERVICE_ACCOUNT, context.metadata(name, SANDBOXES_ROLE), automountServiceAccountToken=False),
+        deployment(context, name, SANDBOXES_ROLE, frozen, {"type": "Recreate"}),
+        service(context, name, SANDBOXES_ROLE, {"http": names.SANDBOXES_PORT}),
+    ]
+
+
+def sandboxes_created_once(context: JobContext) -> list[Manifest]:
+    """Return the Secret with the broker's token, and the binding that lets the broker make pods in its namespace."""
+    name, account = names.sandboxes_objects(context.name, context.run_uid), context.role_object(SANDBOXES_ROLE)
+    metadata = context.metadata(name, SANDBOXES_ROLE)
+    kind, _, role = context.settings.sandboxes_role.partition("/")
+    return [
+        context.manifest(SECRET, metadata, type="Opaque", stringData={_SANDBOXES_TOKEN: secrets.token_urlsafe(32)}),
+        context.manifest(
+            ROLE_BINDING,
+            metadata,
+            roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+            subjects=[{"kind": SERVICE_ACCOUNT.kind, "name": account, "namespace": context.namespace}],
+        ),
+    ]
+
+
+def _sandboxes_environment(context: JobContext) -> dict[str, str]:
+    """Return the variables of processes that use the machines of the job's broker."""
+    if not context.spec.has_broker:
+        return {}
+    name = f"{context.role_object(SANDBOXES_ROLE)}.{context.namespace}.svc"
+    return {
+        "PLAUDIT_SANDBOXES_URL": f"http://{name}:{names.SANDBOXES_PORT}",
+        "PLAUDIT_SANDBOXES_TOKEN_FILE": _sandboxes_token_file(context),
+    }
+
+
+def _sandboxes_secrets(context: JobContext) -> tuple[SecretKey, ...]:
+    if not context.spec.has_broker:
+        return ()
+    return (SecretKey(name=names.sandboxes_objects(context.name, context.run_uid), key=_SANDBOXES_TOKEN),)
+
+
+def _sandboxes_token_file(context: JobContext) -> str:
+    return f"{SECRETS_FOLDER}/{names.sandboxes_objects(context.name, context.run_uid)}/{_SANDBOXES_TOKEN}"
+
+
 def trainer_template(context: JobContext) -> Manifest:
     """Return the pod template of the trainer; ``trainer_job`` adds the fields of one attempt."""
     trainer = context.spec.trainer
@@ -444,6 +531,7 @@ def trainer_template(context: JobContext) -> Manifest:
     environment: dict[str, Any] = {
         "PLAUDIT_EXIT_WHEN_STOPPED": str(names.EXIT_STOPPED),
         **environment_variables(context),
+        **_sandboxes_environment(context),
     }
     if trainer.weights.transfer == "direct":
         environment["PLAUDIT_WEIGHTS_PORT"] = str(names.WEIGHTS_PORT)
@@ -464,6 +552,7 @@ def trainer_template(context: JobContext) -> Manifest:
         grace_s=_LAST_UPDATE_WITHIN_S,
         gpus=ranks_per_pod,
         restart_policy="Never",
+        secrets=_sandboxes_secrets(context),
         pod_fields={"subdomain": context.role_object(TRAINER_ROLE)} if trainer.ranks > 1 else {},
     )
     return pod_template(context, process)

@@ -172,7 +172,7 @@ def _create(kube: ApiServer, observed: Observed, action: Create) -> None:
     try:
         kube.create(manifest)
     except AlreadyExistsError:
-        if manifest["kind"] != "Secret":  # it is named by the job's uid, and may not be read
+        if manifest["kind"] not in ("Secret", "RoleBinding"):  # they are named by the job's uid, and may not be read
             _expect_own(kube, observed, manifest)
 
 

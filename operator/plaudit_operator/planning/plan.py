@@ -32,10 +32,12 @@ from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.roles import (
     GATEWAY_ROLE,
+    SANDBOXES_ROLE,
     gateway_secret,
     makes_gateway_secret,
     rollout_groups,
     rollout_job,
+    sandboxes_created_once,
     trainer_job,
 )
 from plaudit_operator.names import ConditionType, Reason
@@ -182,6 +184,8 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
         yield Create(transport.secret(context), first=True)
     if makes_gateway_secret(context) and not observed.child("Deployment", context.role_object(GATEWAY_ROLE)):
         yield Create(gateway_secret(context), first=True)
+    if context.spec.has_broker and not observed.child("Deployment", context.role_object(SANDBOXES_ROLE)):
+        yield from (Create(manifest, first=True) for manifest in sandboxes_created_once(context))
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, outliving_trainer(manifest, observed))
     yield from _obsolete(observed, rendered.manifests, context.revision)

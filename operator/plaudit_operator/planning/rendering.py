@@ -216,6 +216,12 @@ def _refusal(context: JobContext, children: Sequence[Manifest]) -> RefusedJob | 
     """Return why a new job, or an edit of a service, cannot run here; what was admitted is never refused."""
     if problems := list(beyond_a_node(context.spec, context.platform)):
         return RefusedJob(Reason.INVALID, "; ".join(map(str, problems)))
+    if context.spec.has_broker and not context.settings.sandboxes_role:
+        return RefusedJob(
+            Reason.INVALID,
+            "spec.sandboxes.provider: is pods, but this operator may not let a job make pods. Set the chart's value "
+            "sandboxes.pods to true, or provider to process",
+        )
     config = next(child for child in children if child["kind"] == "ConfigMap")
     problem = job_config.excess(context, config)
     return RefusedJob(Reason.FILES_INVALID, problem) if problem else None

@@ -36,6 +36,7 @@ EVENT = Kind("v1", "Event", "events")
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
 JOB = Kind("batch/v1", "Job", "jobs")
+ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 PDB = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
@@ -63,11 +64,11 @@ CHILDREN = (
     TRIGGER_AUTHENTICATION,
     POD_GROUP,
 )
-"""Kinds of children that the operator watches and deletes. Secrets it may only create."""
+"""Kinds of children that the operator watches and deletes. Secrets and RoleBindings it may only create."""
 OWNERS = (RLJOB, REWARD_SERVICE)
 """Kinds that users create; all others are made for them."""
 WATCHED = (*OWNERS, POD, *CHILDREN)
-_BY_KIND = {kind.kind: kind for kind in (*WATCHED, SECRET, EVENT, LEASE)}
+_BY_KIND = {kind.kind: kind for kind in (*WATCHED, SECRET, ROLE_BINDING, EVENT, LEASE)}
 
 
 def kind_of(kind: str) -> Kind:

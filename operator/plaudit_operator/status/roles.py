@@ -25,6 +25,7 @@ _PODS = {
     "trainer": "spec.trainer.pod",
     "transport": "spec.transport.managed.pod",
     "metrics": "spec.metrics.pod",
+    "sandboxes": "the pod of the machines' broker",
 }
 
 
@@ -89,6 +90,8 @@ def role_states(
     states["reward"] = _of_deployment(context, least, observed, "reward", now)
     if roles.has_gateway(context):
         states["gateway"] = _of_deployment(context, least, observed, "gateway", now)
+    if context.spec.has_broker:
+        states["sandboxes"] = _of_deployment(context, least, observed, "sandboxes", now)
     scorers, environments = context.spec.reward.model_scorers, context.spec.environments
     servers = [(f"model/{s.name}", roles.model_object(context, s), roles.model_labels(context, s)) for s in scorers]
     servers += [

@@ -87,7 +87,7 @@ def test_a_pod_that_waits_for_redis_ends_on_sigterm(world: World, tmp_path: Path
 def test_no_password_stands_in_an_object_but_the_secret(world: World):
     data = world.cluster.of_kind("Secret")[0]["stringData"]
     passwords = [data[user] for user in users(trains=True)]
-    assert len(set(passwords)) == 8
+    assert len(set(passwords)) == 9
     assert all(len(password) >= 40 for password in passwords)
     for item in world.cluster.objects.values():
         if item["kind"] != "Secret":

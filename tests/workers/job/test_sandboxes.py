@@ -84,14 +84,24 @@ def test_a_job_with_tasks_a_shell_and_a_verifier_is_valid() -> None:
             "exactly one of path with function, config, mcp and sandbox",
         ),
         (
-            lambda spec: spec.update(sandboxes={"provider": "pods"}),
+            lambda spec: spec.update(sandboxes={"provider": "vm"}),
             "spec.sandboxes.provider",
-            "'pods'",
+            "'vm'",
+        ),
+        (
+            lambda spec: spec.update(sandboxes={"provider": "container", "warm": 2}),
+            "spec.sandboxes.warm",
+            "is 2, which is for pods, and the provider is container",
+        ),
+        (
+            lambda spec: spec.update(sandboxes={"provider": "pods", "keep": "all"}),
+            "spec.sandboxes.keep",
+            "pods are not kept",
         ),
         (
             lambda spec: spec.update(sandboxes={"image": "debian:12"}),
             "spec.sandboxes.image",
-            "is debian:12, which is for containers, and the provider is process",
+            "is debian:12, which is for containers and pods, and the provider is process",
         ),
         (
             lambda spec: spec.update(sandboxes={"provider": "container", "keep": "failed"}),

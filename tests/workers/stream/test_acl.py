@@ -21,21 +21,32 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.retry import Retry
 
+from builders import make_prompt
+from harbor_tasks import write_sum_task
+from plaudit_job.tasks import read_task
 from plaudit_metrics.service.serve import serve as serve_metrics
 from plaudit_metrics.service.settings import ServiceSettings
 from plaudit_metrics.sources.snapshot import take_snapshot
 from plaudit_reward.endpoint.access import EndpointUsage, UsageReport
 from plaudit_reward.endpoint.budget import NEVER_SENT, BudgetReport, RateLimits, RedisBudget, ReservedRequest, Settled
+from plaudit_reward.providers import MachineChoice, ProcessProvider
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.redis import FunctionLibrary, RedisAddress
 from plaudit_wire.redis_access import ADMIN, GRANTS, PROBE, acl_file, users
 from plaudit_workers.launch.redis import free_port
 from plaudit_workers.process import ProcessSettings
+from plaudit_workers.sandboxes.broker import Broker
+from plaudit_workers.sandboxes.places import Places
+from plaudit_workers.sandboxes.pools import Pools
+from plaudit_workers.sandboxes.series import SandboxSeries
 from plaudit_workers.service.client import RewardClient
 from plaudit_workers.service.worker import serve as serve_reward
+from plaudit_workers.stream.calls import MachinePlace, StreamLimits
 from plaudit_workers.stream.libraries import libraries
 from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.trainer import TrainerStreams
 from plaudit_workers.stream.transport import Transport
 from stream_protocol.machine import Machine
 from stream_protocol.own_redis import OwnRedis
@@ -93,6 +104,34 @@ async def test_processes_open_the_transport_as_their_own_user(guarded: dict[str,
         await transport.recreate_groups()
         await transport.announced() if role != "reward" else None
         await transport.close()
+
+
+async def test_a_broker_gives_places_and_reads_which_prompts_come(
+    guarded: dict[str, RedisAddress], tmp_path: Path
+) -> None:
+    admitted, transport = await Transport.open(guarded["trainer"], RUN), await Transport.open(guarded["sandboxes"], RUN)
+    trainer = TrainerStreams(admitted, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    task = read_task(write_sum_task(tmp_path / "task"))
+    version = PolicyVersion(trainer.incarnation, 0)
+    await trainer.admit(make_prompt("g", min_version=version, extra_info=task.row()["extra_info"]))
+    places, provider = Places(transport, "broker", 2), ProcessProvider(MachineChoice())
+    assert await places.lead(asyncio.Event())
+    assert await places.hold_warm("0", "0 process") is MachinePlace.held
+    assert await places.hold("g 0", "0 g/0-0", "0") is MachinePlace.held
+    assert await places.hold("g 1", "1 g/1-0") is MachinePlace.held
+    assert await places.hold_warm("2", "2 process") is MachinePlace.full
+    assert await places.held() == {"g 0": "0 g/0-0", "g 1": "1 g/1-0"}
+    pools = Pools(transport, Broker(tmp_path, provider, places, SandboxSeries()), provider, 2)
+    assert [samples for samples, _ in (await pools.needed()).values()] == [2]
+    await trainer.close("g", "dropped", "test")
+    assert await places.ended([("g", 0)]) == [("g", 0)]
+    assert await places.hold("g 0", "3 g/0-1") is MachinePlace.ended
+    await places.free("g 0", "0 g/0-0")
+    await places.leave()
+    assert list(await places.held()) == ["g 1"]
+    for each in (admitted, transport):
+        await each.close()
 
 
 SCORES = """\

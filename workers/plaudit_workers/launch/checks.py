@@ -99,7 +99,7 @@ def hub_cache(source: str) -> Path:
 
 def _tasks(job: RLJob) -> Iterator[Problem]:
     """Report the first task of each folder that machines of this job cannot run."""
-    if not job.spec.uses_sandboxes:
+    if not job.spec.uses_sandboxes or job.spec.has_broker:  # the broker's machines are not of this host
         return
     for name, section in (("train", job.spec.data.train), ("validation", job.spec.data.validation)):
         if section is not None and section.tasks:

@@ -116,6 +116,12 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
     if tls and tls.ca_config_map:
         remedy = "Give the certificates in caFile"
         yield Problem("spec.transport.tls.caConfigMap", "is not supported by plaudit run", remedy)
+    if spec.has_broker:
+        yield Problem(
+            "spec.sandboxes.provider",
+            "is pods, which are made on Kubernetes alone",
+            "Apply the job to a cluster (plaudit validate --kubernetes checks it), or set provider: container",
+        )
     for index, server in enumerate(spec.environments):
         if not server.command:
             yield Problem(

@@ -245,6 +245,7 @@ async def open_agent(job: RLJob, run_folder: Path = Path()) -> AsyncIterator[Age
         yield SingleTurn()
         return
     processes = AgentProcesses(sources_of(job))
+    machines = RunMachines.of_job(job, run_folder)
     try:
         await processes.open()
         if agent.kind == "endpoint":
@@ -254,12 +255,14 @@ async def open_agent(job: RLJob, run_folder: Path = Path()) -> AsyncIterator[Age
         if agent.kind == "custom" or processes.environment == "loop":
             yield CustomAgent(processes, agent.timeout_seconds)
         else:
-            yield await _conversations(job, processes, run_folder)
+            yield await _conversations(job, processes, machines)
     finally:
         await processes.close()
+        if machines is not None:
+            await machines.close()
 
 
-async def _conversations(job: RLJob, processes: AgentProcesses, run_folder: Path) -> Agent:
+async def _conversations(job: RLJob, processes: AgentProcesses, machines: RunMachines | None) -> Agent:
     prepare_environment(job.spec.model.source)  # before anything imports torch
     from plaudit_workers.rollout.agents.machine_tools import MachineTools
     from plaudit_workers.rollout.agents.tool_calls import ToolCallParser, opens_reasoning
@@ -270,8 +273,8 @@ async def _conversations(job: RLJob, processes: AgentProcesses, run_folder: Path
     schemas = [tool.schema for tool in tools]
     template = ChatTemplate.of_model(job.spec.model, schemas)
     parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas, opened=opens_reasoning(template))
-    machines = await MachineTools.of_job(job, RunMachines.of_job(job, run_folder))
-    chat = template, parser, processes, tools, ToolLimits.from_spec(spec), machines
+    machine_tools = await MachineTools.of_job(job, machines)
+    chat = template, parser, processes, tools, ToolLimits.from_spec(spec), machine_tools
     if spec.kind == "tools":
         agent = ToolAgent(*chat)
     else:

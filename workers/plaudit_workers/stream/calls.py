@@ -518,3 +518,43 @@ def _accepted_answer(answer: bytes, session: str) -> bytes:
     if answer == b"unknown":
         raise SessionGoneError(f"Redis does not know the session {session}")
     return answer
+
+
+class Lead(enum.Enum):
+    """Hold the answer to a broker of machines that asks to be the run's only one."""
+
+    new = b"new"
+    """It was not before, as far as Redis knows."""
+    kept = b"kept"
+    taken = b"taken"
+    """Another one's lease holds."""
+
+
+class MachinePlace(enum.Enum):
+    """Hold the answer to the request for a machine's place."""
+
+    held = b"held"
+    full = b"full"
+    ended = b"ended"
+    """The sample is finished, or its group is gone."""
+    gone = b"gone"
+    """The warm machine was given to another sample."""
+    stale = b"stale"
+    """Another broker has taken over."""
+
+
+def lead(broker: str, lease_s: float) -> Call[Lead]:
+    """Make a process the run's only broker of machines; a lease of 0 seconds makes way for another."""
+    return Call("lead", (broker, lease_s), Lead)
+
+
+def hold_place(
+    broker: str, holder: str, machine: str, most: int, group: str = "", index: str = "", warm: str = ""
+) -> Call[MachinePlace]:
+    """Give a sample, or a pool where ``group`` is empty, a place for its machine; it takes over that of ``warm``."""
+    return Call("hold_place", (broker, holder, machine, most, index, warm), MachinePlace, group)
+
+
+def free_place(broker: str, holder: str, machine: str) -> Call[bool]:
+    """Free the place of a machine that is gone; the answer is False if another broker has taken over."""
+    return Call("free_place", (broker, holder, machine), lambda answer: bool(answer == b"freed"))

@@ -22,7 +22,7 @@ from typing import Any
 from plaudit_metrics.sources.audits import AuditHistory, drift_file, is_audited, read_drift
 from plaudit_metrics.statistics.audits import TREND_STEPS, WINDOW_STEPS, drift_figures, step_figures
 from plaudit_metrics.statistics.verdict import REPLY_KEY
-from plaudit_reward.providers import provider_of
+from plaudit_reward.served_machines import run_provider
 from plaudit_wire.errors import JobFailedError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
@@ -119,7 +119,7 @@ class Conductor:
         spec = self._run.plan.sandboxes
         if spec is None:
             return None
-        machines = EndedMachines(self._run.folder, spec.keep, self._state.ledger, provider_of(spec, self._run.folder))
+        machines = EndedMachines(self._run.folder, spec.keep, self._state.ledger, run_provider(spec, self._run.folder))
         machines.begin()
         self._background.start_endless(machines.remove())
         return machines

@@ -51,7 +51,10 @@ class EndedMachines:
         while True:
             groups = await asyncio.to_thread(_entries, self._folder / SANDBOXES)
             ended = [group for group in groups if self._ledger.find(group.name) is None]
-            await asyncio.to_thread(self._end, ended)
+            try:
+                await asyncio.to_thread(self._end, ended)
+            except InfrastructureError as error:
+                logger.warning("machines of ended groups are not removed yet", error=str(error))
             await asyncio.sleep(_EVERY_S)
 
     async def end(self) -> None:
@@ -61,9 +64,9 @@ class EndedMachines:
     def _end_all(self) -> None:
         with suppress(FileNotFoundError):
             (self._folder / SANDBOXES).rename(self._folder / _ENDED)
-        self._end(_entries(self._folder / _ENDED))
-        remove(self._folder / _ENDED)
         try:
+            self._end(_entries(self._folder / _ENDED))
+            remove(self._folder / _ENDED)
             self._provider.end()
         except (ConfigurationError, InfrastructureError) as error:
             logger.warning("machines may be left", error=str(error))

@@ -15,9 +15,10 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from plaudit_job.spec.rljob import RLJob
-from plaudit_job.tasks import expand
+from plaudit_job.tasks import Task, expand
 from plaudit_reward.machines import RunMachines, task_of, task_problem
 from plaudit_reward.providers import TaskMachine
+from plaudit_reward.served_machines import ServedProvider
 from plaudit_sandbox.machine import CommandEnd
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError
 from plaudit_wire.messages import Prompt
@@ -28,6 +29,7 @@ from plaudit_workers.agents.sandbox_tools import sandbox_tools
 from plaudit_workers.rollout.agents.agent import AgentError
 
 _MOST_PATH_BYTES = 4096
+_ALL = 1 << 31
 _READ = 'cat -- "$1"'
 _READ_LINES = 'sed -n "$2,$3p" -- "$1"'
 _READ_WITH_SIZE = 'stat -Lc %s -- "$1" && cat -- "$1"'
@@ -69,7 +71,10 @@ class MachineTools:
             await asyncio.to_thread(machines.provider.require)
         except ConfigurationError as error:
             raise RefusedError(f"spec.sandboxes: {error}") from error
-        return cls(machines, sandbox_tools(job.spec.rollout.agent), job.spec.sandboxes.max_concurrent)
+        # A broker bounds the machines of the whole run: a claim that waits must not keep others' commands back.
+        served = isinstance(machines.provider, ServedProvider)
+        most = _ALL if served else job.spec.sandboxes.max_concurrent
+        return cls(machines, sandbox_tools(job.spec.rollout.agent), most)
 
     def of(self, prompt: Prompt) -> SampleMachine:
         """Return the machine of the sample that the current task holds; entering it makes it."""
@@ -102,7 +107,7 @@ class SampleMachine:
         try:
             async with self._shared.places:
                 self._wait_s = time.monotonic() - began_s
-                await asyncio.to_thread(self._make)
+                self._wait_s += await self._make()
             self._start_s = time.monotonic() - began_s - self._wait_s
         except DataError as error:
             raise AgentError(str(error)) from error
@@ -112,17 +117,22 @@ class SampleMachine:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         if kind is not None and self._made is not None:
-            machines = self._shared.machines
-            await asyncio.to_thread(machines.provider.remove, machines.folder / self.name)
+            await self._shared.machines.remove(self.name)
 
-    def _make(self) -> None:
+    async def _make(self) -> float:
+        """Make the machine; return the seconds in which it waited for a place of the run's broker."""
+        task = await asyncio.to_thread(self._task)
+        self.name, self._made = await self._shared.machines.claim(self._prompt.group, self._index, task)
+        self._directory = self._made.directory
+        return self._made.waited_s
+
+    def _task(self) -> Task | None:
         task = task_of(self._prompt.extra_info)
         if task is not None:
             if problem := task_problem(self._shared.machines.provider, task):
                 raise DataError(problem)
             self._environment = expand(task.config.environment.env)
-        self.name, self._made = self._shared.machines.make(self._prompt.group, self._index, task)
-        self._directory = self._made.directory
+        return task
 
     def runs(self, tool: str) -> bool:
         """Return True for a tool of the machine."""

@@ -1,0 +1,224 @@
+"""Make the machines of tasks as pods of Kubernetes: ``sandboxes.provider: pods``.
+
+A machine's folder names its pod, so whoever sees the folder finds it. A pod can be started before its task's files are
+copied: ``make`` is ``start`` and ``fill``, and a pod started for one task can be filled for another of equal shape.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from plaudit_job.tasks import Task
+from plaudit_reward.providers import WORKDIR, MachineChoice, TaskMachine
+from plaudit_sandbox import machine as folders
+from plaudit_sandbox.machine import MachineLimits
+from plaudit_sandbox.pod_cluster import PodCluster
+from plaudit_sandbox.pod_manifests import (
+    LABEL,
+    Network,
+    PodSettings,
+    is_writable,
+    label_value,
+    template_problem,
+    workdir_problem,
+)
+from plaudit_sandbox.pods import PodMachine, new_name
+from plaudit_wire.errors import ConfigurationError, InfrastructureError
+
+NAMESPACE_VARIABLE: Final = "PLAUDIT_SANDBOXES_NAMESPACE"
+"""The namespace of the pods; unset: that of this pod, or of the kubeconfig's context."""
+OWNER_VARIABLE: Final = "PLAUDIT_SANDBOXES_OWNER"
+"""JSON of ``apiVersion``, ``kind``, ``name`` and ``uid`` of an object that takes the pods along when it is deleted."""
+RUN_LABEL: Final = "plaudit.dev/run"
+_PROCESSES = 512
+"""Fewer than a node allows a pod (``podPidsLimit``, 1,024 on some): the keeper needs a few."""
+_POD: Final = "pod.json"
+"""In a machine's folder: which pod it is. Written before the pod is made, so that it can be found."""
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """All that a pod is started with."""
+
+    image: str
+    network: Network
+    cpus: float
+    limits: MachineLimits
+    workdir: str
+    """Empty: the image's own."""
+
+
+@dataclass
+class PodProvider:
+    """Pods of one namespace."""
+
+    choice: MachineChoice
+    namespace: str = field(default_factory=lambda: os.environ.get(NAMESPACE_VARIABLE, ""))
+    owner: Mapping[str, str] | None = field(default_factory=lambda: json.loads(os.environ.get(OWNER_VARIABLE, "null")))
+    _workdirs: dict[str, str] = field(default_factory=dict)
+    """Of images, as their pods reported them."""
+
+    @cached_property
+    def cluster(self) -> PodCluster:
+        """Return the cluster; raise ``ConfigurationError`` if there is none."""
+        return PodCluster(self.namespace)
+
+    def require(self) -> None:
+        """Look for the cluster and the right to make machines, and make the network policies."""
+        if problem := template_problem(self.choice.pod_template):
+            raise ConfigurationError(f"sandboxes.pod.template: {problem}")
+        self.cluster.require(["none", self.choice.network])
+
+    def problem(self, task: Task) -> str:
+        """Refuse a task without an image, with GPUs, or with a network or a workdir that pods do not have."""
+        environment = task.config.environment
+        if not self._image(task):
+            return (
+                f"task {task.name} names no docker_image and has no environment/Dockerfile: name one with --image, or "
+                "sandboxes.image"
+            )
+        if self.choice.network != "none" and environment.network == "allowlist":
+            hosts = ", ".join(environment.allowed_hosts)
+            return f"task {task.name} opens the network to {hosts} alone, which pods cannot do: use network none"
+        if environment.gpus:
+            return f"task {task.name} needs {environment.gpus} GPUs, which no provider gives"
+        named = environment.workdir if "workdir" in environment.model_fields_set else WORKDIR
+        problem = workdir_problem(named)
+        return f"task {task.name}: {problem}" if problem else ""
+
+    def make(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Start a pod, and copy the task's files into it."""
+        self.start(folder, task)
+        return self.fill(folder, task)
+
+    def shape(self, task: Task | None) -> str:
+        """Return all that a task's pod is started with."""
+        return repr(self._needs(task))
+
+    def start(self, folder: Path, task: Task | None) -> None:
+        """Start a pod without its task's files, and wait until it runs. Raises ``InfrastructureError``.
+
+        The image's own workdir is known only when its first pod runs. Where the agent could not write to it, the pod
+        is made a second time.
+        """
+        needs = self._needs(task)
+        workdir = needs.workdir or self._workdirs.get(needs.image, "")
+        machine = self._started(folder, needs, workdir or WORKDIR)
+        if not workdir:
+            of_image = machine.reported_by_image()[0]
+            workdir = of_image if of_image not in ("", "/") and not workdir_problem(of_image) else WORKDIR
+            self._workdirs[needs.image] = workdir
+            if not is_writable(workdir, machine.settings):
+                machine.remove()
+                self._started(folder, needs, workdir)
+            else:
+                self._write(folder, machine.name, needs.image, workdir)
+
+    def fill(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Copy a task's files into the pod that was started in a folder. Raises ``InfrastructureError``."""
+        made = self.find(folder, task)
+        machine = made.machine
+        try:
+            if task is not None and not task.image() and (given := task.folder / "environment").is_dir():
+                machine.upload(given, made.directory)
+            index, _, rest = folder.name.partition("-")
+            labels = {"plaudit.dev/group": label_value(folder.parent.name), "plaudit.dev/index": label_value(index)}
+            if rest and index.isdigit():
+                self.cluster.label(machine.name, labels)
+            if not folder.is_dir():
+                raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} was removed meanwhile")
+        except BaseException:
+            machine.remove()
+            raise
+        return made
+
+    def find(self, folder: Path, task: Task | None) -> TaskMachine:
+        """Read which pod it is."""
+        written = self._read(folder)
+        needs = self._needs(task)
+        settings = self._settings(needs, written["image"], written["workdir"])
+        return TaskMachine(PodMachine(self.cluster, written["name"], settings, needs.limits), written["workdir"])
+
+    def remove(self, *places: Path) -> None:
+        """Remove the pods, those of their tests, and the folders.
+
+        Raises ``InfrastructureError`` if a pod may be left.
+        """
+        for folder in places:
+            try:
+                name = self._read(folder)["name"]
+            except InfrastructureError:  # no pod was made
+                continue
+            self.cluster.remove({LABEL: name})
+        folders.remove(*places)
+
+    def end(self) -> None:
+        """Remove what a killed process made for a folder that was gone."""
+        if self.choice.run:
+            self.cluster.remove(self._labels())
+
+    def reap(self, machines: Iterable[Path]) -> None:
+        """Remove the run's pods that none of these folders names; young ones may not have been written down yet."""
+        held = set()
+        for folder in machines:
+            with suppress(InfrastructureError):
+                held.add(self._read(folder)["name"])
+        if self.choice.run:
+            self.cluster.reap(self._labels(), held.__contains__)
+
+    def _started(self, folder: Path, needs: _Needs, workdir: str) -> PodMachine:
+        settings = self._settings(needs, needs.image, workdir)
+        machine = PodMachine(self.cluster, new_name(), settings, needs.limits)
+        self._write(folder, machine.name, needs.image, workdir)
+        machine.create()
+        return machine
+
+    def _write(self, folder: Path, name: str, image: str, workdir: str) -> None:
+        try:
+            (folder / _POD).write_text(json.dumps({"name": name, "image": image, "workdir": workdir}))
+        except OSError as error:
+            with suppress(InfrastructureError):
+                self.cluster.remove({LABEL: name})
+            raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
+
+    def _read(self, folder: Path) -> dict[str, str]:
+        try:
+            written: dict[str, str] = json.loads((folder / _POD).read_text())
+        except (OSError, ValueError) as error:
+            raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
+        return written
+
+    def _settings(self, needs: _Needs, image: str, workdir: str) -> PodSettings:
+        return PodSettings(
+            image=image,
+            network=needs.network,
+            cpus=needs.cpus,
+            workdir=workdir,
+            labels=self._labels(),
+            template=self.choice.pod_template,
+            owner=self.owner,
+        )
+
+    def _labels(self) -> dict[str, Any]:
+        return {RUN_LABEL: label_value(self.choice.run)} if self.choice.run else {}
+
+    def _needs(self, task: Task | None) -> _Needs:
+        environment = task.config.environment if task else None
+        opens = environment is not None and environment.network == "public" and self.choice.network == "public"
+        return _Needs(
+            image=self._image(task),
+            network="public" if opens else "none",
+            cpus=environment.cpus if environment else 1.0,
+            limits=self.choice.limits(task, _PROCESSES),
+            workdir=environment.workdir if environment and "workdir" in environment.model_fields_set else "",
+        )
+
+    def _image(self, task: Task | None) -> str:
+        return (task.image(self.choice.registry) if task else "") or self.choice.image

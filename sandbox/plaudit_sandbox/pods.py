@@ -1,0 +1,462 @@
+"""Run an agent in a pod of Kubernetes, and its tests in a new pod with a copy of the files that it left.
+
+Programs of the image cannot be changed in either pod: their roots are read only. What the provider reads of a machine,
+it reads through the ``keeper``, a second container of the same image with processes of its own, which mounts the
+agent's files read only. So no program that an agent's process could replace, trace or end is believed:
+
+1. The keeper makes a file that the machine's first process waits for. The process ends, and the kernel ends all others.
+   The agent's container cannot be started again, so its files stay as they are for every further verification.
+2. The keeper archives the files. They travel through this process, which takes over files, folders and links alone,
+   into a new pod in which nothing has run. Folders of programs, such as a virtual environment of the image in its
+   ``PATH``, are the image's own there.
+3. The tests run. Then their container ends in the same way, and its keeper archives ``/logs/verifier``.
+
+An agent that takes over the first process of its container (it may trace it, for both have one user) can refuse to end.
+It cannot touch the tests by this, but its files could change until a second verification; so this counts as a changed
+program, and earns 0.
+
+Commands travel through the API server, each as input of a shell, for Kubernetes may write arguments to its audit log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import secrets
+import shlex
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Final, TypeVar, cast
+
+from plaudit_sandbox.archives import FilesTooLargeError, RewardArchive, copy_files, write_content
+from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits
+from plaudit_sandbox.machine_start import start_error
+from plaudit_sandbox.pod_cluster import ClusterError, PodCluster, PodProcess, ProcessOutput
+from plaudit_sandbox.pod_manifests import (
+    END,
+    FILES,
+    FILL,
+    GIVEN,
+    KEEPER,
+    LABEL,
+    LOADED,
+    LOGS,
+    MACHINE,
+    ROLE_LABEL,
+    PodSettings,
+    agent_pod,
+    ending_of,
+    has_ended,
+    is_running,
+    program_folders,
+    renewal,
+    reported_by_image,
+    start_problem,
+    tests_pod,
+)
+from plaudit_wire.errors import InfrastructureError
+
+Answer = TypeVar("Answer")
+_READY_S = 600.0
+_POLL_S = 0.2
+_LONGEST_POLL_S = 1.0
+_LOOK_S = 20.0
+_STEP_S = 900.0
+_END_S = 60.0
+_KILL_S = 10.0
+_REPORTED_S = 3.0
+_DRAIN_S, _LONGEST_DRAIN_S = 0.4, 5.0
+"""For which the output of a command that has ended is waited for, and is read, where something of it still runs."""
+_KILLED = 128 + 9
+_AT_A_LIMIT = 124
+_LONGEST_WORD = 128 << 10
+_KILL_ALL = "kill -9 -1"
+"""Ends every process that the user may end, but the shell itself and the container's first process."""
+_NOT_ENDING: Final = "/proc/1 (the machine's first process does not end)"
+_LOGS: Final = ("verifier", "agent", "artifacts")
+_CALLS: Final = concurrent.futures.ThreadPoolExecutor(256, "plaudit-pod")
+"""Each call waits in a thread; the event loop's own pool is too small for hundreds, and others need it."""
+
+
+class PodMachine:
+    """One machine in a pod."""
+
+    def __init__(self, cluster: PodCluster, name: str, settings: PodSettings, limits: MachineLimits) -> None:
+        """Take over a pod that exists."""
+        self.name = name
+        self.limits = limits
+        self.settings = settings
+        self._cluster = cluster
+
+    @classmethod
+    def new(cls, cluster: PodCluster, settings: PodSettings, limits: MachineLimits) -> PodMachine:
+        """Make a new pod with a name of its own, and wait until it runs. Raises ``InfrastructureError``."""
+        machine = cls(cluster, new_name(), settings, limits)
+        machine.create()
+        return machine
+
+    def create(self) -> None:
+        """Make the pod and wait until it runs; raise ``InfrastructureError`` in Kubernetes's words if it cannot."""
+        self._cluster.create(agent_pod(self.name, self.settings, self.limits))
+        try:
+            _wait_for(self._cluster, self.name, _runs)
+        except BaseException:
+            self.remove()
+            raise
+
+    def reported_by_image(self) -> tuple[str, str]:
+        """Return the image's workdir and its ``PATH``."""
+        return reported_by_image(self._cluster.read(self.name))
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        environment: Mapping[str, str] = {},
+        directory: str = "/app",
+        mounts: Mapping[str, Path] = {},
+        stdin: bytes = b"",
+    ) -> CommandEnd:
+        """Run a command to its end or to a limit, which ends every process of the pod's agent.
+
+        Args:
+            environment: Added to the image's own.
+            mounts: Copied into the pod before, to a place that the agent may write to or to ``/solution``.
+        """
+        for place, folder in mounts.items():
+            await in_thread(self.upload, folder, place)
+        run = _Execution(self._cluster, self.name, self.settings, self.limits)
+        return await run.finished(command, timeout_s, environment, directory, stdin)
+
+    def upload(self, folder: Path, place: str) -> None:
+        """Copy the files of a host's folder into the new pod, before the agent's first command."""
+        _put(self._cluster, self.name, MACHINE, folder, place)
+
+    def disk_bytes(self) -> int:
+        """Return the space of the folders that the agent may write to, with what the image had there.
+
+        More than the limit where Kubernetes has ended the pod for its size.
+        """
+        if ending_of(pod := self._cluster.read(self.name)) == "disk":
+            return self.limits.disk_bytes + 1
+        _raise_if_lost(self.name, pod)
+        counted = _answer(self._cluster, self.name, KEEPER, f"du -sk {FILES} 2>/dev/null; :").split()
+        if not counted or not counted[0].isdigit():
+            raise InfrastructureError(f"the files of {self.name} cannot be counted")
+        return int(counted[0]) << 10
+
+    @contextlib.asynccontextmanager
+    async def for_tests(self, tests: Path) -> AsyncIterator[PodCopy]:
+        """End every process of the agent, and yield a new pod with its files. The agent's pod stays, without them."""
+        copied = PodCopy(self, self._cluster, tests)
+        try:
+            await in_thread(copied.prepare)
+            yield copied
+        finally:
+            await in_thread(copied.remove)
+
+    def remove(self) -> None:
+        """Delete the pod, and what a killed process left of its tests."""
+        self._cluster.remove({LABEL: self.name})
+
+    def end(self) -> bool:
+        """End every process of the agent for good; return False if the first one refuses to end."""
+        return _end(self._cluster, self.name)
+
+
+class PodCopy:
+    """A new pod, with the files of an agent's."""
+
+    def __init__(self, agent: PodMachine, cluster: PodCluster, tests: Path) -> None:
+        """Name it; ``prepare`` makes it."""
+        self.changed_programs: Sequence[str] = ()
+        self._agent = agent
+        self._cluster = cluster
+        self._tests = tests
+        self._name = f"{agent.name}-{secrets.token_hex(3)}"
+        self._is_full = ""
+        self._rewards: RewardArchive | None = None
+
+    def prepare(self) -> None:
+        """Make the pod, end the agent, and copy its files. Raises ``InfrastructureError``."""
+        self.remove()  # what a killed process left
+        agent = self._cluster.read(self._agent.name)
+        _raise_if_lost(self._agent.name, agent)
+        self._cluster.create(tests_pod(self._name, agent, self._agent.settings, self._agent.limits))
+        if not self._agent.end():
+            self.changed_programs = [_NOT_ENDING]
+            return
+        _wait_for(self._cluster, self._name, _fills)
+        try:
+            self._copy_files()
+        except FilesTooLargeError as error:
+            self._is_full = str(error)
+            return
+        _put(self._cluster, self._name, FILL, self._tests, f"{GIVEN}/tests")
+        folders = " ".join(f"{LOGS}/{name}" for name in _LOGS)
+        programs = program_folders(reported_by_image(agent)[1], self._agent.settings)
+        script = f"{renewal(programs, self._agent.settings)}\nmkdir {folders} && chmod 777 {folders} && {LOADED}"
+        _answer(self._cluster, self._name, FILL, script)
+        _wait_for(self._cluster, self._name, _runs)
+
+    async def run(
+        self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
+    ) -> CommandEnd:
+        """Run the tests, end all that they left, and read what they left in ``/logs/verifier``."""
+        if self._is_full:
+            return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
+        run = _Execution(self._cluster, self._name, self._agent.settings, self._agent.limits)
+        executed = await run.finished(command, timeout_s, environment, directory, b"")
+        if executed.ending != "exited":
+            return executed
+        if not await in_thread(_end, self._cluster, self._name):
+            return CommandEnd("timeout", _AT_A_LIMIT, executed.output, executed.seconds)
+        self._rewards = await in_thread(self._read_logs)
+        return executed
+
+    def reward_file(self, name: str) -> str | None:
+        """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
+        return self._rewards.text(name) if self._rewards else None
+
+    def remove(self) -> None:
+        """Delete the pods of the agent's tests."""
+        self._cluster.remove({LABEL: self._agent.name, ROLE_LABEL: "tests"})
+
+    def _copy_files(self) -> None:
+        """Copy the agent's files from its keeper into the new pod."""
+        places = [place for place in self._agent.settings.places() if place != "logs"]
+        until_s = time.monotonic() + _STEP_S
+        # What the agent's user cannot read stays behind: the exit code of tar is then 1 or 2.
+        reader = self._cluster.execute(
+            self._agent.name, KEEPER, f"exec tar -c -f - -C {FILES} -- {shlex.join(places)} 2>/dev/null"
+        )
+        try:
+            with _extracted(self._cluster, self._name, FILL, FILES) as target:
+                source = cast(IO[bytes], ProcessOutput(reader, until_s))
+                copy_files(source, target, places, self._agent.limits.disk_bytes)
+        finally:
+            reader.close()
+
+    def _read_logs(self) -> RewardArchive:
+        reader = self._cluster.execute(self._name, KEEPER, f"exec tar -c -f - -C {LOGS} verifier 2>/dev/null")
+        try:
+            return RewardArchive(cast(IO[bytes], ProcessOutput(reader, time.monotonic() + _STEP_S)), REWARD_FILES)
+        finally:
+            reader.close()
+
+
+class _Execution:
+    """One command in the machine of a pod, in a thread of its own."""
+
+    def __init__(self, cluster: PodCluster, name: str, settings: PodSettings, limits: MachineLimits) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._output = KeptOutput(limits.output_bytes)
+        self._processes = limits.processes if settings.has_own_user else None
+        self._is_stopped = threading.Event()
+
+    async def finished(
+        self, command: Sequence[str], timeout_s: float, environment: Mapping[str, str], directory: str, stdin: bytes
+    ) -> CommandEnd:
+        """Run it to its end or to a limit. When the caller gives up, it is ended as well."""
+        script = script_of(command, environment, directory, self._processes)
+        try:
+            return await in_thread(self._timed, script, stdin, timeout_s)
+        except asyncio.CancelledError:
+            self._is_stopped.set()
+            raise
+
+    def _timed(self, script: bytes, stdin: bytes, timeout_s: float) -> CommandEnd:
+        began_s = time.monotonic()  # a wait for a thread does not count
+        ending, code = self._execute(script, stdin, began_s + timeout_s)
+        code = code if ending == "exited" else _AT_A_LIMIT
+        return CommandEnd(ending, code, self._output.text(), time.monotonic() - began_s)
+
+    def _execute(self, script: bytes, stdin: bytes, until_s: float) -> tuple[Ending, int]:
+        # The shell reads the script to its last byte and no further, so that the rest is the command's own input. What
+        # the command left in the background may hold its output open, so the shell reports the exit code by itself.
+        reading = f"dd bs=1 count={len(script)} 2>/dev/null" if stdin else f"head -c {len(script)}"
+        closed = "" if stdin else " </dev/null"
+        shell = f'script=$({reading}); (eval "$script"{closed}); code=$?; echo $code >&2; exit $code'
+        try:
+            process = self._cluster.execute(self._name, MACHINE, shell)
+        except ClusterError as error:
+            return self._ended(str(error))
+        try:
+            process.write(script + stdin)
+            process.end_input()
+            if (limit := self._watch(process, until_s)) is not None:
+                return limit, _AT_A_LIMIT
+        except ClusterError as error:
+            return self._ended(str(error))
+        finally:
+            process.close()
+        if (code := process.exit_code if process.is_over else int(process.errors)) is None:
+            return self._ended(process.problem)
+        if code == _KILLED:
+            # Of what can end a whole command by this signal, only a shortage is not its own: of memory, or its pod's.
+            return "disk" if self._reported_ending() == "disk" else "memory", _KILLED
+        return "exited", code
+
+    def _watch(self, process: PodProcess, until_s: float) -> Ending | None:
+        """Take in the output until the end; return the limit that the command reached first."""
+        look_s = time.monotonic() + _LOOK_S
+        while not process.is_over:
+            if process.errors.endswith(b"\n") and process.errors.strip().isdigit():
+                self._drain(process)
+                return None
+            now_s = time.monotonic()
+            if now_s >= until_s or self._is_stopped.is_set():
+                self._raise_if_lost()
+                self._end_processes()
+                return "timeout"
+            if now_s >= look_s:
+                look_s = now_s + _LOOK_S
+                if self._raise_if_lost() == "disk":
+                    return "disk"
+            self._output.add(process.receive(min(_LONGEST_POLL_S, until_s - now_s)))
+        return None
+
+    def _drain(self, process: PodProcess) -> None:
+        """Take in what a command had written when it ended."""
+        until_s = time.monotonic() + _LONGEST_DRAIN_S
+        while not process.is_over and time.monotonic() < until_s and (data := process.receive(_DRAIN_S)):
+            self._output.add(data)
+
+    def _raise_if_lost(self) -> str:
+        pod = self._cluster.read(self._name)
+        _raise_if_lost(self._name, pod)
+        return ending_of(pod)
+
+    def _ended(self, problem: str) -> tuple[Ending, int]:
+        """Return how the machine ended, where the connection to a command did; raise ``InfrastructureError``."""
+        ending = self._reported_ending()
+        if not ending:
+            raise InfrastructureError(f"the command in the pod {self._name} was lost: {problem}")
+        if ending == "exited":
+            self._output.add(b"\n[the machine has ended: its first process is gone]\n")
+        return cast(Ending, ending), _KILLED
+
+    def _reported_ending(self) -> str:
+        """Return how the machine ended, as its node reports it a moment later; raise ``InfrastructureError``."""
+        until_s = time.monotonic() + _REPORTED_S
+        while not (ending := self._raise_if_lost()) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        return ending
+
+    def _end_processes(self) -> None:
+        """End every process of the agent but the first; where there is no room for one more, that one as well."""
+        try:
+            _answer(self._cluster, self._name, MACHINE, _KILL_ALL, _KILL_S)
+        except InfrastructureError:
+            _answer(self._cluster, self._name, KEEPER, END)
+
+
+async def in_thread(function: Callable[..., Answer], *arguments: object) -> Answer:
+    """Call a function that waits for the cluster in a thread of the pods' own."""
+    return await asyncio.get_running_loop().run_in_executor(_CALLS, partial(function, *arguments))
+
+
+def new_name() -> str:
+    """Return a name that no pod has."""
+    return f"plaudit-{secrets.token_hex(8)}"
+
+
+def script_of(
+    command: Sequence[str], environment: Mapping[str, str], directory: str, processes: int | None = None
+) -> bytes:
+    """Return the shell's way to a command: its folder, its variables, and itself. Raises ``DataError``."""
+    words = [*command, directory, *environment, *environment.values()]
+    if any("\0" in word for word in words) or not all(name.isidentifier() and name.isascii() for name in environment):
+        raise start_error(ValueError(words))
+    if any(len(word.encode()) >= _LONGEST_WORD for word in words):
+        raise start_error(OSError(errno.E2BIG, "too large"))
+    limit = f"ulimit -u {processes} 2>/dev/null || ulimit -p {processes} 2>/dev/null\n" if processes else ""
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+    folder = f"cd {shlex.quote(directory)} 2>/dev/null || cd /\n"
+    return f"exec 2>&1\n{folder}{exports}{limit}exec {shlex.join(command)}".encode(errors="surrogateescape")
+
+
+def _wait_for(cluster: PodCluster, name: str, reached: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Wait for a stage of a pod's start; raise ``InfrastructureError`` in Kubernetes's words if it is not reached."""
+    until_s, wait_s = time.monotonic() + _READY_S, _POLL_S
+    while not reached(pod := cluster.read(name)):
+        problem, is_over = start_problem(pod)
+        if is_over or time.monotonic() > until_s:
+            raise InfrastructureError(f"the pod {name} cannot start: {problem}")
+        time.sleep(wait_s)
+        wait_s = min(wait_s * 1.3, _LONGEST_POLL_S)
+
+
+def _runs(pod: Mapping[str, Any]) -> bool:
+    return is_running(pod, MACHINE) and is_running(pod, KEEPER)
+
+
+def _fills(pod: Mapping[str, Any]) -> bool:
+    return is_running(pod, FILL)
+
+
+def _end(cluster: PodCluster, name: str) -> bool:
+    """End the machine of a pod, and wait until its node reports so; return False if it does not end."""
+    until_s = time.monotonic() + _END_S
+    if not has_ended(cluster.read(name), MACHINE):
+        _answer(cluster, name, KEEPER, END)
+    while not has_ended(pod := cluster.read(name), MACHINE):
+        _raise_if_lost(name, pod)
+        if time.monotonic() > until_s:
+            _answer(cluster, name, KEEPER, END)  # the node answers, so that it is the machine that does not end
+            return False
+        time.sleep(_POLL_S)
+    _raise_if_lost(name, pod)
+    return True
+
+
+def _raise_if_lost(name: str, pod: Mapping[str, Any]) -> None:
+    if (ending := ending_of(pod)) not in ("", "exited", "memory", "disk"):
+        raise InfrastructureError(f"the pod {name} was lost: {ending}")
+
+
+def _put(cluster: PodCluster, name: str, container: str, folder: Path, place: str) -> None:
+    with _extracted(cluster, name, container, place) as target:
+        write_content(target, folder)
+
+
+@contextlib.contextmanager
+def _extracted(cluster: PodCluster, name: str, container: str, place: str) -> Any:
+    """Yield a file: the archive that is written to it lies below a folder of a container at the end."""
+    where = shlex.quote(place)
+    process = cluster.execute(name, container, f"mkdir -p {where} && exec tar -x -p -f - -C {where}")
+    try:
+        yield process
+        process.end_input()
+        _finish(process, f"files cannot be put into {name}", _STEP_S)
+    finally:
+        process.close()
+
+
+def _answer(cluster: PodCluster, name: str, container: str, script: str, limit_s: float = _STEP_S) -> str:
+    """Return the beginning of what a script of ours prints; raise ``InfrastructureError`` if it fails."""
+    process = cluster.execute(name, container, script)
+    try:
+        process.end_input()
+        return _finish(process, f"{name}/{container} does not do as it should", limit_s)
+    finally:
+        process.close()
+
+
+def _finish(process: PodProcess, failure: str, limit_s: float) -> str:
+    until_s, output = time.monotonic() + limit_s, KeptOutput(1000)
+    while not process.is_over:
+        output.add(process.receive(_LONGEST_POLL_S))
+        if time.monotonic() > until_s:
+            raise InfrastructureError(f"{failure} within {limit_s:g} s")
+    if process.exit_code != 0:
+        why = process.errors.decode(errors="replace").strip() or process.problem or f"exit code {process.exit_code}"
+        raise InfrastructureError(f"{failure}: {why}")
+    return output.text()

@@ -1,0 +1,307 @@
+"""Machines of agents as pods: admitted by restricted Pod Security, limited, and not believed by their tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import images
+import pytest
+from real_cluster import Cluster, harness
+
+from machine_attacks import ATTACKS, POD_ATTACKS, TAKEN_OVER, TEST
+from plaudit_job.tasks import read_task
+from plaudit_reward.pod_provider import NAMESPACE_VARIABLE, RUN_LABEL, PodProvider
+from plaudit_reward.providers import MachineChoice
+from plaudit_sandbox.machine import CommandEnd, MachineLimits
+from plaudit_sandbox.pod_cluster import PodCluster
+from plaudit_sandbox.pod_manifests import LABEL, ROLE_LABEL, PodSettings, label_value
+from plaudit_sandbox.pods import PodMachine
+from plaudit_sandbox.verification import Verdict, verify
+from plaudit_wire.errors import ConfigurationError, InfrastructureError
+from plaudit_workers.cli import main
+
+pytestmark = pytest.mark.timeout(900)
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+NAMESPACE, IMAGE = "machines", "localhost/plaudit-machine:e2e"
+LIMITS = MachineLimits(memory_bytes=128 << 20, disk_bytes=128 << 20, processes=48, output_bytes=2000)
+DOCKERFILE = f"""
+FROM {images.BASE}
+RUN mkdir -p /opt/tools/bin /repo && cp /bin/cat /opt/tools/bin/cat && echo kept > /repo/file
+RUN rm -rf /var/lib/apt /var/cache
+ENV PATH=/opt/tools/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+WORKDIR /repo
+"""
+AT_ONCE = 20
+
+
+@pytest.fixture(scope="module")
+def pods(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodCluster]:
+    if not cluster.own:
+        pytest.skip("images can be loaded into a cluster of the harness alone")
+    folder = tmp_path_factory.mktemp("machines")
+    if subprocess.run(["buildah", "inspect", images.BASE], capture_output=True).returncode:
+        subprocess.run([sys.executable, images.__file__], check=True)
+    (folder / "Dockerfile").write_text(DOCKERFILE)
+    built = ["buildah", "bud", "--isolation", "chroot", "--pull-never", "-q", "-t", IMAGE, str(folder)]
+    subprocess.run(built, check=True, capture_output=True)
+    archive = folder / "machine.tar"
+    subprocess.run(["buildah", "push", "-q", IMAGE, f"docker-archive:{archive}:{IMAGE}"], check=True)
+    subprocess.run(harness("load", str(archive)), check=True)
+    archive.unlink()
+    cluster.kubectl("create", "namespace", NAMESPACE, check=False)
+    cluster.kubectl("label", "namespace", NAMESPACE, RESTRICTED, "--overwrite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", cluster.kubeconfig)
+        patch.setenv(NAMESPACE_VARIABLE, NAMESPACE)
+        made = PodCluster(NAMESPACE)
+        made.require(["none", "public"])
+        yield made
+
+
+@pytest.fixture
+def machine(pods: PodCluster) -> Iterator[PodMachine]:
+    made = PodMachine.new(pods, settings(), LIMITS)
+    yield made
+    made.remove()
+
+
+def settings(**changes: Any) -> PodSettings:
+    return PodSettings(IMAGE, **{"cpus": 0.1, **changes})
+
+
+async def shell(machine: PodMachine, command: str, timeout_s: float = 60.0, **more: Any) -> CommandEnd:
+    return await machine.run(["bash", "-c", command], timeout_s=timeout_s, **more)
+
+
+def bash(machine: PodMachine, command: str, timeout_s: float = 60.0, **more: Any) -> CommandEnd:
+    return asyncio.run(shell(machine, command, timeout_s, **more))
+
+
+def tests_in(folder: Path, test: str) -> Path:
+    tests = folder / "tests"
+    tests.mkdir(parents=True, exist_ok=True)
+    (tests / "test.sh").write_text(test)
+    return tests
+
+
+def verified(machine: PodMachine, folder: Path, test: str = TEST, *, timeout_s: float = 60.0) -> Verdict:
+    return asyncio.run(verify(machine, tests_in(folder, test), timeout_s=timeout_s, environment={"GIVEN": "yes"}))
+
+
+def roles(pods: PodCluster, machine: PodMachine) -> list[str]:
+    return sorted(each["metadata"]["labels"][ROLE_LABEL] for each in pods.find({LABEL: machine.name}))
+
+
+def test_commands_files_and_limits(machine: PodMachine, tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("of the task")
+    machine.upload(tmp_path, "/app")
+    first = bash(machine, 'cat given; echo kept > a; echo "$A" >&2; exit 3', environment={"A": " 'x\" y"})
+    assert (first.ending, first.exit_code, first.output) == ("exited", 3, "of the task 'x\" y\n")
+    assert (
+        bash(machine, "nohup sleep 987 >/dev/null 2>&1 & cat a -; test $(id -u) != 0", stdin=b"read\n").exit_code == 0
+    )
+    assert int(bash(machine, "grep -l 987 /proc/[0-9]*/cmdline | wc -l").output) >= 1
+    left = bash(machine, "sleep 654 & echo started; exit 4")
+    assert (left.ending, left.exit_code, left.output) == ("exited", 4, "started\n")
+    long = bash(machine, "yes | head -c 40000000")
+    assert (long.exit_code, len(long.output) < 2100) == (0, True)
+    changes = (
+        "touch /usr/bin/new",
+        "rmdir /tests",
+        "mv /logs /l",
+        "touch /plaudit/x /plaudit/control/end",
+        "mkdir /new",
+    )
+    assert [bash(machine, each).exit_code for each in changes] == [1] * len(changes)
+    assert bash(machine, "sleep 300", timeout_s=2.0).ending == "timeout"
+    assert bash(machine, "exec python3 -c 'x = bytearray(256 << 20)'").ending == "memory"
+    bomb = bash(machine, "for i in $(seq 99); do sleep 60 & done; echo survived", timeout_s=5.0)
+    assert "fork" in bomb.output
+    assert bash(machine, "cat a; kill -9 -1").output == "kept\n"
+
+
+def test_a_right_answer_is_rewarded_however_often_it_is_verified(
+    machine: PodMachine, pods: PodCluster, tmp_path: Path
+) -> None:
+    bash(
+        machine,
+        "cd /app; echo 42 > answer; umask 077; echo 1 > $'odd \\n\\xff'; ln -s /etc/passwd link; mkdir -m 0500 d",
+    )
+    eats = TEST + "ls -l /app | wc -l; grep -c . /proc/[0-9]*/cmdline | grep -c 987; rm -rf /app/* /root/*\n"
+    for _ in range(2):
+        found = verified(machine, tmp_path, eats)
+        assert (found.outcome, found.reward) == ("scored", 1.0), found
+        assert found.executed.output == "the answer is judged\n6\n0\n"
+    assert roles(pods, machine) == ["agent"]
+    assert "the machine has ended" in bash(machine, "true").output  # so that its files stay as they are
+    hung = verified(machine, tmp_path, "sleep 300", timeout_s=2.0)
+    assert (hung.outcome, hung.reward) == ("timeout", None)
+    link = verified(machine, tmp_path, "ln -s /etc/passwd /logs/verifier/reward.txt")
+    assert link.reason.startswith("reward.txt is no file")
+
+
+def test_what_an_agent_plants_earns_nothing(pods: PodCluster, tmp_path: Path) -> None:
+    places = asyncio.Semaphore(6)
+
+    async def played(number: int, attack: str) -> tuple[str, Verdict]:
+        async with places:
+            machine = await asyncio.to_thread(PodMachine.new, pods, settings(), LIMITS)
+            try:
+                await shell(machine, attack, timeout_s=20.0)
+                tests = tests_in(tmp_path / str(number), TEST)
+                return attack, await verify(machine, tests, timeout_s=60.0)
+            finally:
+                await asyncio.to_thread(machine.remove)
+
+    async def all_played() -> list[tuple[str, Verdict]]:
+        return await asyncio.gather(*(played(*each) for each in enumerate([*ATTACKS, *POD_ATTACKS])))
+
+    found = asyncio.run(all_played())
+    assert [each for each in found if each[1].reward != 0.0] == []
+    assert pods.find({}) == []
+
+
+def test_an_agent_that_holds_its_machine_s_first_process_earns_nothing(machine: PodMachine, tmp_path: Path) -> None:
+    if "0" not in bash(machine, f"echo 42 > /app/answer; {TAKEN_OVER}").output.split():
+        pytest.skip("this node's kernel lets nobody trace")
+    found = verified(machine, tmp_path)
+    assert (found.outcome, found.reward) == ("tampered", 0.0)
+    assert "the machine's first process does not end" in found.reason
+
+
+def test_a_full_disk_ends_the_machine_and_is_no_error(machine: PodMachine, tmp_path: Path) -> None:
+    full = bash(machine, "head -c 300000000 /dev/zero > /app/large; sleep 400", timeout_s=300.0)
+    assert full.ending == "disk"
+    found = verified(machine, tmp_path)
+    assert (found.outcome, found.reward) == ("scored", 0.0)
+
+
+VERIFIES = """
+import asyncio, sys
+from pathlib import Path
+from plaudit_sandbox.machine import MachineLimits
+from plaudit_sandbox.pod_cluster import PodCluster
+from plaudit_sandbox.pod_manifests import PodSettings
+from plaudit_sandbox.pods import PodMachine
+from plaudit_sandbox.verification import verify
+name, image, tests = sys.argv[1:]
+machine = PodMachine(PodCluster("machines"), name, PodSettings(image), MachineLimits(memory_bytes=128 << 20))
+asyncio.run(verify(machine, Path(tests), timeout_s=600.0))
+"""
+
+
+def test_the_tests_of_a_killed_worker_run_again_on_the_same_files(
+    machine: PodMachine, pods: PodCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    bash(machine, "echo 42 > /app/answer")
+    slow = tests_in(tmp_path / "slow", "rm /app/answer; echo 1 > /logs/verifier/reward.txt; sleep 1000")
+    with subprocess.Popen([sys.executable, "-c", VERIFIES, machine.name, IMAGE, str(slow)]) as worker:
+        cluster.until("the tests run", lambda: any(_runs_tests(each) for each in pods.find({LABEL: machine.name})))
+        worker.send_signal(signal.SIGKILL)
+    assert verified(machine, tmp_path).reward == 1.0
+    cluster.until("the pods of tests are gone", lambda: roles(pods, machine) == ["agent"], 30)
+
+
+def _runs_tests(pod: dict[str, Any]) -> bool:
+    return pod["metadata"]["labels"][ROLE_LABEL] == "tests" and pod["status"].get("phase") == "Running"
+
+
+def test_a_lost_pod_and_an_image_that_is_nowhere_are_errors_in_kubernetes_s_words(
+    machine: PodMachine, pods: PodCluster
+) -> None:
+    threading.Timer(3.0, lambda: pods.remove({LABEL: machine.name})).start()
+    began_s = time.monotonic()
+    with pytest.raises(InfrastructureError, match=machine.name):
+        bash(machine, "sleep 300", timeout_s=300.0)
+    assert time.monotonic() - began_s < 250.0
+    with pytest.raises(InfrastructureError, match="not found"):
+        bash(machine, "true")
+    with pytest.raises(InfrastructureError, match=r"cannot start: .*pull.*plaudit-nowhere"):
+        PodMachine.new(pods, PodSettings("localhost/plaudit-nowhere:1"), LIMITS)
+    template = {"spec": {"securityContext": {"runAsNonRoot": False, "runAsUser": 0}}}
+    with pytest.raises(InfrastructureError, match="violates PodSecurity"):
+        PodMachine.new(pods, settings(template=template), LIMITS)
+    assert pods.find({}) == []
+
+
+def test_many_machines_at_once_on_two_nodes(pods: PodCluster, tmp_path: Path) -> None:
+    provider = PodProvider(MachineChoice(IMAGE, memory_bytes=128 << 20, disk_bytes=128 << 20, run="of many"))
+    task = write_task(tmp_path / "task")
+
+    async def lived(number: int) -> float | None:
+        (folder := tmp_path / "sandboxes" / "group" / f"{number}-abcd").mkdir(parents=True)
+        made = await asyncio.to_thread(provider.make, folder, task)
+        assert made.directory == "/repo"
+        answer = 42 if number % 2 else number
+        await made.machine.run(
+            ["bash", "-c", f"cat file given; echo {answer} > answer"], timeout_s=60.0, directory="/repo"
+        )
+        again = await asyncio.to_thread(provider.find, folder, task)
+        return (await verify(again.machine, task.folder / "tests", timeout_s=120.0, directory="/repo")).reward
+
+    async def all_lived() -> list[float | None]:
+        return await asyncio.gather(*map(lived, range(AT_ONCE)))
+
+    assert asyncio.run(all_lived()) == [float(number % 2) for number in range(AT_ONCE)]
+    mine = pods.find({RUN_LABEL: label_value("of many")})
+    assert len(mine) == AT_ONCE
+    assert len({each["spec"]["nodeName"] for each in mine}) == 2
+    provider.remove(*(tmp_path / "sandboxes" / "group").iterdir())
+    assert pods.find({RUN_LABEL: label_value("of many")}) == []
+
+
+def test_pods_go_with_their_owner_and_those_that_nobody_holds_are_reaped(
+    pods: PodCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.kubectl("create", "configmap", "job", "-n", NAMESPACE)
+    found = cluster.get("configmap", "job", NAMESPACE)
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "job", "uid": found["metadata"]["uid"]}
+    labels = {"plaudit.dev/run": "reaped"}
+    owned, held, lost = (
+        PodMachine.new(pods, settings(owner=given, labels=labels), LIMITS) for given in (owner, None, None)
+    )
+    assert pods.reap(labels, {held.name, owned.name}.__contains__, older_than_s=900.0) == []
+    assert pods.reap(labels, {held.name, owned.name}.__contains__, older_than_s=0.0) == [lost.name]
+    cluster.kubectl("delete", "configmap", "job", "-n", NAMESPACE)
+    cluster.until("the owner took its pod along", lambda: roles(pods, owned) == [], 60)
+    assert roles(pods, held) == ["agent"]
+    held.remove()
+    assert pods.find({}) == []
+
+
+def test_a_cluster_that_does_not_allow_machines_is_a_configuration_error(cluster: Cluster, pods: PodCluster) -> None:
+    with pytest.raises(ConfigurationError, match="machines cannot be made in namespace nowhere"):
+        PodCluster("nowhere").require(["none"])
+
+
+def write_task(folder: Path) -> Any:
+    files = {
+        "instruction.md": "Write 42.",
+        "task.toml": "[environment]\ncpus = 0.1\nmemory_mb = 128",
+        "environment/given": "42",
+        "tests/test.sh": TEST.replace("/app/answer", "answer"),
+        "solution/solve.sh": "cp given answer",
+    }
+    for name, content in files.items():
+        (path := folder / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return read_task(folder)
+
+
+def test_plaudit_tasks_in_pods(pods: PodCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_task(tmp_path / "task")
+    assert main(["tasks", str(tmp_path / "task"), "--provider", "pods", "--image", IMAGE, "--json"]) == 0
+    (checked,) = json.loads(capsys.readouterr().out)
+    assert (checked["nothing"], checked["solution"], checked["problems"]) == (0.0, 1.0, [])
+    assert pods.find({}) == []
+    assert os.environ[NAMESPACE_VARIABLE] == NAMESPACE

@@ -1,0 +1,300 @@
+"""Pods of machines without a cluster: what their manifests forbid, what a copy takes over, what a status means."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_sandbox import pod_manifests
+from plaudit_sandbox.archives import FilesTooLargeError, copy_files
+from plaudit_sandbox.machine import MachineLimits
+from plaudit_sandbox.pod_manifests import (
+    PodSettings,
+    agent_pod,
+    ending_of,
+    label_value,
+    network_policy,
+    program_folders,
+    renewal,
+    start_problem,
+    template_problem,
+    workdir_problem,
+)
+from plaudit_sandbox.pod_manifests import tests_pod as pod_of_tests
+from plaudit_sandbox.pods import script_of
+from plaudit_wire.errors import DataError, InfrastructureError
+
+LIMITS = MachineLimits(memory_bytes=1 << 27, disk_bytes=1 << 26)
+SETTINGS = PodSettings(
+    "image:1",
+    workdir="/repo",
+    labels={"plaudit.dev/run": "mine"},
+    template={
+        "metadata": {"labels": {"queue": "q", "plaudit.dev/run": "other"}, "annotations": {"a": "b"}},
+        "spec": {
+            "runtimeClassName": "gvisor",
+            "securityContext": {"fsGroup": 7},
+            "volumes": [{"name": "mine", "emptyDir": {}}],
+        },
+    },
+)
+PODS = {
+    "agent": agent_pod("one", SETTINGS, LIMITS),
+    "tests": pod_of_tests("one-a", {"metadata": {"name": "one", "uid": "u"}}, SETTINGS, LIMITS),
+}
+
+
+def mounts(pod: dict[str, Any], name: str) -> dict[str, tuple[str, bool]]:
+    containers = [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
+    (found,) = (each["volumeMounts"] for each in containers if each["name"] == name)
+    return {each["mountPath"]: (each["name"], each.get("readOnly", False)) for each in found}
+
+
+@pytest.mark.parametrize("pod", PODS.values(), ids=PODS)
+def test_every_container_is_confined_and_bounded(pod: dict[str, Any]) -> None:
+    spec = pod["spec"]
+    for each in [*spec["initContainers"], *spec["containers"]]:
+        assert each["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert (
+            {"cpu", "memory", "ephemeral-storage"}
+            == set(each["resources"]["limits"])
+            == set(each["resources"]["requests"])
+        )
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["fsGroup"] == 7
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert (spec["automountServiceAccountToken"], spec["shareProcessNamespace"]) == (False, False)
+    assert (spec["restartPolicy"], spec["activeDeadlineSeconds"]) == ("Never", 86_400)
+    assert spec["runtimeClassName"] == "gvisor"
+    assert {"name": "files", "emptyDir": {"sizeLimit": str(1 << 26)}} in spec["volumes"]
+    assert pod["metadata"]["labels"]["queue"] == "q"
+    assert pod["metadata"]["labels"]["plaudit.dev/run"] == "mine"
+
+
+def test_what_the_keeper_and_the_machine_may_write_to() -> None:
+    agent, tests = (mounts(pod, "machine") for pod in PODS.values())
+    assert {agent[place] for place in ("/app", "/opt", "/root", "/var", "/logs", "/repo")} == {("files", False)}
+    assert agent["/plaudit/control"] == tests["/plaudit/control"] == ("control", True)
+    assert (tests["/tests"], tests["/logs"], "/tests" in agent) == (("given", True), ("logs", False), False)
+    assert mounts(PODS["agent"], "keeper")["/plaudit/files"] == ("files", True)
+    assert mounts(PODS["tests"], "keeper")["/plaudit/logs"] == ("logs", True)
+    assert mounts(PODS["tests"], "keeper")["/plaudit/control"] == ("control", False)
+
+
+def test_pods_of_tests_go_with_the_agent_s_and_each_pod_has_a_user_of_its_own() -> None:
+    (owner,) = PODS["tests"]["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("Pod", "one", "u")
+    assert PODS["tests"]["metadata"]["labels"]["plaudit.dev/machine"] == "one"
+    users = {pod["spec"]["securityContext"]["runAsUser"] for pod in PODS.values()}
+    assert len(users) == 2
+    assert min(users) >= 1_000_000_000
+    chosen = PodSettings("i", template={"spec": {"securityContext": {"runAsUser": 5}}})
+    assert (chosen.has_own_user, SETTINGS.has_own_user) == (False, True)
+    assert agent_pod("one", chosen, LIMITS)["spec"]["securityContext"]["runAsUser"] == 5
+
+
+@pytest.mark.parametrize("name", ["hostNetwork", "containers", "shareProcessNamespace", "restartPolicy"])
+def test_a_template_cannot_open_a_machine(name: str) -> None:
+    assert f"spec.{name}" in template_problem({"spec": {name: True}})
+    assert not template_problem(SETTINGS.template)
+
+
+@pytest.mark.parametrize("workdir", ["/usr/bin", "/usr", "/etc/x", "/tests", "/plaudit/a", "/app/../usr"])
+def test_a_workdir_of_programs_is_refused(workdir: str) -> None:
+    assert workdir in workdir_problem(workdir)
+
+
+def test_other_workdirs_become_writable() -> None:
+    assert not any(map(workdir_problem, ("/app", "/repo", "/usr/src/app", "/")))
+    assert PodSettings("i", workdir="/usr/src/app").places()[-1] == "usr/src/app"
+    assert PodSettings("i", workdir="/root/x").places() == PodSettings("i").places()
+
+
+def test_only_programs_in_writable_folders_are_put_back() -> None:
+    path = "/opt/venv/bin:/usr/bin:/repo/bin:/root/.local/bin:/opt/bin:relative:/opt/../bin"
+    assert program_folders(path, SETTINGS) == [
+        *("/opt/venv/bin", "/opt/venv/lib", "/opt/venv/lib64", "/opt/venv/pyvenv.cfg"),
+        *("/root/.local/bin", "/root/.local/lib", "/root/.local/lib64", "/root/.local/pyvenv.cfg"),
+        "/opt/bin",
+    ]
+
+
+def test_the_image_s_programs_replace_the_agent_s_whatever_links_lead_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, files, evil = tmp_path / "image", tmp_path / "files", tmp_path / "evil"
+    place = str(image).lstrip("/")
+    (image / "v1/bin").mkdir(parents=True)
+    (image / "v1/bin/tool").write_text("of the image")
+    (image / "v").symlink_to("v1")
+    (copy := files / place).mkdir(parents=True)
+    (evil / "bin").mkdir(parents=True)
+    (evil / "bin/tool").write_text("forged")
+    (copy / "v").symlink_to(evil)
+    (copy / "v1").symlink_to(evil)
+    (copy / "new/bin").mkdir(parents=True)
+    (copy / "work").write_text("stays")
+    monkeypatch.setattr(pod_manifests, "FILES", str(files))
+    settings = PodSettings("i", workdir=str(image))
+    script = renewal([f"{image}/v/bin", f"{image}/new/bin", f"{evil}/bin"], settings)
+    subprocess.run(["sh", "-ec", script], check=True)
+    assert os.readlink(copy / "v") == "v1"
+    assert not (copy / "v1").is_symlink()
+    assert (copy / "v1/bin/tool").read_text() == "of the image"
+    assert (evil / "bin/tool").read_text() == "forged"
+    assert not (copy / "new/bin").exists()
+    assert (copy / "work").read_text() == "stays"
+
+
+def test_nobody_reaches_a_machine_and_it_reaches_nobody_unless_it_is_public() -> None:
+    spec = network_policy("none")["spec"]
+    assert (spec["ingress"], spec["egress"], spec["policyTypes"]) == ([], [], ["Ingress", "Egress"])
+    public = network_policy("public")["spec"]
+    assert public["ingress"] == []
+    assert "169.254.0.0/16" in public["egress"][0]["to"][0]["ipBlock"]["except"]
+    assert spec["podSelector"]["matchLabels"].items() <= PODS["agent"]["metadata"]["labels"].items()
+
+
+def status(phase: str = "Running", reason: str = "", message: str = "", **machine: Any) -> dict[str, Any]:
+    states = [{"name": "machine", "state": machine or {"running": {}}}, {"name": "keeper", "state": {"running": {}}}]
+    found = {"phase": phase, "reason": reason, "message": message, "containerStatuses": states, "conditions": []}
+    return {"metadata": {}, "status": found}
+
+
+def ended(reason: str) -> dict[str, Any]:
+    return status(terminated={"reason": reason, "exitCode": 137})
+
+
+EXCEEDED = 'Usage of EmptyDir volume "files" exceeds the limit "64Mi". '
+PRESSURE = "The node was low on resource: ephemeral-storage. Container machine was using 9Gi, request is 1Gi"
+AWAY = status()
+AWAY["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+
+
+@pytest.mark.parametrize(
+    ("pod", "ending"),
+    [
+        (status(), ""),
+        (ended("OOMKilled"), "memory"),
+        (ended("Error"), "exited"),
+        (ended("ContainerStatusUnknown"), "machine: ContainerStatusUnknown"),
+        (status("Failed", "Evicted", EXCEEDED), "disk"),
+        (
+            status(
+                "Failed", "Evicted", "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "
+            ),
+            "disk",
+        ),
+        (status("Failed", "Evicted", PRESSURE), f"Evicted: {PRESSURE}"),
+        (status("Failed", "DeadlineExceeded"), "DeadlineExceeded"),
+        (AWAY, "its node does not answer"),
+        ({**status(), "metadata": {"deletionTimestamp": "now"}}, "it is being deleted"),
+    ],
+)
+def test_only_what_a_policy_brings_about_is_its_own_ending(pod: dict[str, Any], ending: str) -> None:
+    assert ending_of(pod) == ending
+
+
+def test_a_pod_that_cannot_start_says_why_in_kubernetes_s_words() -> None:
+    words = "Back-off pulling image: not found"
+    waiting = status("Pending", waiting={"reason": "ImagePullBackOff", "message": words})
+    assert start_problem(waiting) == (f"ImagePullBackOff: {words}", True)
+    pulls = status("Pending", waiting={"reason": "ErrImagePull", "message": "timeout"})
+    assert start_problem(pulls) == ("ErrImagePull: timeout", False)
+    full = status("Pending", waiting={"reason": "PodInitializing"})
+    full["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]
+    assert start_problem(full) == ("0/2 nodes are available", False)
+
+
+def archive(*members: tuple[str, bytes, int | str]) -> io.BytesIO:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as to:
+        for name, kind, more in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode, member.uid = kind, 0o4700, 5
+            member.size, member.linkname = (more, "") if isinstance(more, int) else (0, more)
+            to.addfile(member, io.BytesIO(b"x" * member.size))
+    made.seek(0)
+    return made
+
+
+def copied(given: io.BytesIO, most_bytes: int = 1 << 20) -> list[tarfile.TarInfo]:
+    to = io.BytesIO()
+    copy_files(given, to, ["app", "usr/src/app"], most_bytes)
+    to.seek(0)
+    with tarfile.open(fileobj=to) as read:
+        return read.getmembers()
+
+
+def test_files_folders_and_links_alone_are_copied_and_nothing_from_elsewhere() -> None:
+    found = copied(
+        archive(
+            ("app", tarfile.DIRTYPE, 0),
+            ("app/a\udcff \n", tarfile.REGTYPE, 9),
+            ("app/pipe", tarfile.FIFOTYPE, 0),
+            ("app/device", tarfile.BLKTYPE, 0),
+            ("app/link", tarfile.SYMTYPE, "/etc/passwd"),
+            ("app/hard", tarfile.LNKTYPE, "app/a\udcff \n"),
+            ("app/other", tarfile.LNKTYPE, "logs/x"),
+            ("app/../etc/x", tarfile.REGTYPE, 1),
+            ("/app/x", tarfile.REGTYPE, 1),
+            ("etc/x", tarfile.REGTYPE, 1),
+            ("usr/src/app/" + "n" * 300, tarfile.REGTYPE, 0),
+        )
+    )
+    assert [each.name for each in found] == [
+        "app",
+        "app/a\udcff \n",
+        "app/link",
+        "app/hard",
+        "usr/src/app/" + "n" * 300,
+    ]
+    assert {(each.uid, each.mode) for each in found} == {(0, 0o700)}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("app/a", tarfile.REGTYPE, 2 << 20)],
+        [(f"app/{number}", tarfile.REGTYPE, 0) for number in range(300)],
+        [("app/" + "d/" * 2500, tarfile.REGTYPE, 0)],
+    ],
+    ids=["bytes", "entries", "path"],
+)
+def test_more_than_a_machine_may_hold_is_not_copied(members: list[tuple[str, bytes, int]]) -> None:
+    with pytest.raises(FilesTooLargeError):
+        copied(archive(*members))
+
+
+def test_a_cut_archive_is_an_error() -> None:
+    whole = archive(("app/a", tarfile.REGTYPE, 90_000)).getvalue()
+    with pytest.raises(InfrastructureError, match="cannot be read"):
+        copied(io.BytesIO(whole[:40_000]))
+
+
+def test_a_command_and_its_variables_survive_the_shell(tmp_path: Path) -> None:
+    word = "a 'b' \"c\" $d `e`\n\\ é"
+    script = script_of(["printf", "%s|%s", word, "-n"], {"A": word}, str(tmp_path), processes=64)
+    assert subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout.decode() == f"{word}|-n"
+    script = script_of(["sh", "-c", 'printf %s "$A"; pwd; ulimit -t >&2'], {"A": word}, "/nowhere")
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout.decode()
+    assert shown.startswith(f"{word}/\n")
+    for command, variables in ((["a\0b"], {}), (["x" * (1 << 17)], {}), (["true"], {"a.b": "c"})):
+        with pytest.raises(DataError):
+            script_of(command, variables, "/app")
+
+
+def test_label_values_are_ones_that_kubernetes_takes() -> None:
+    assert label_value("run-1.a_B") == "run-1.a_B"
+    assert len({label_value("of many"), label_value("x" * 64), label_value("-a")}) == 3
+    assert all(len(label_value(text)) == 32 for text in ("of many", "x" * 64, "-a", ""))
