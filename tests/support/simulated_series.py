@@ -159,6 +159,8 @@ class Run:
         """Return the seconds of the next step, and those in which its trainer waits for rewards."""
         if fault == "slow rewards":
             return self.cell.step_s + 85.0, 85.0
+        if self.cell.scenario == "long second steps" and self.steps % 2:
+            return self.cell.step_s + 1500.0, 0.0
         if fault == "first step" and self.steps == 0:
             return self.cell.step_s, 0.1 * self.cell.step_s
         if fault.startswith("alternating") and self.steps % 2:  # every second step waits for two
@@ -174,6 +176,7 @@ class Run:
                 self.opened_s = self.validating_until_s
                 continue
             skipped = max(int((until_s - self.opened_s) / length_s) - 20, 0)  # of many equal steps the newest matter
+            skipped *= self.cell.scenario != "long second steps"
             skipped -= skipped % 2
             self._count(skipped, length_s, exposed_s, fault)
             self.opened_s += skipped * length_s

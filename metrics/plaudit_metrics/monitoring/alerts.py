@@ -20,6 +20,8 @@ from plaudit_metrics.monitoring.rules import AS_WRITTEN, BURNS, THRESHOLDS, Aler
 _SINCE_STEP = "(plaudit_redis_last_seen_timestamp_seconds - plaudit_step_opened_timestamp_seconds)"
 _HAS_TRAINER = "(plaudit_staleness_limit or plaudit_step_opened_timestamp_seconds)"
 """Absent in a service: it has no steps, and nobody whose waiting would hide a late reward."""
+_LONGEST_STEP = "(plaudit_recent_steps_max_seconds and plaudit_step > 1)"
+"""Where lengths alternate, the first step alone says nothing of the second."""
 _TRAINER_LIVES = '(sum without (role, state) (plaudit_workers{role="trainer"}) > 0)'
 _SAMPLES_END = "(sum without (outcome) (increase(plaudit_samples_total[30m])) > 0)"
 _BACKLOG = 'plaudit_stream_undelivered{stream=~"samples|groups"}'
@@ -89,11 +91,11 @@ _PROGRESS = (
         "StepStalled",
         "critical",
         "{{ $labels.run }}: no step has closed for {{ $value | humanizeDuration }}.",
-        "That is over <stalledSteps> times the longest of the newest steps, or far too long for a first step. No group "
-        "of a validation has ended either.",
-        f"(({_SINCE_STEP} > <stalledSeconds> and {_SINCE_STEP} > <stalledSteps> * plaudit_recent_steps_max_seconds)\n"
-        f"  or ({_SINCE_STEP} > <firstStepSeconds> unless {_SAMPLES_END} unless plaudit_recent_steps_max_seconds)\n"
-        f"  or ({_SINCE_STEP} > 4 * <firstStepSeconds> unless plaudit_recent_steps_max_seconds))\n"
+        "That is over <stalledSteps> times the longest of the newest steps, or far too long for one of the first two. "
+        "No group of a validation has ended either.",
+        f"(({_SINCE_STEP} > <stalledSeconds> and {_SINCE_STEP} > <stalledSteps> * {_LONGEST_STEP})\n"
+        f"  or (({_SINCE_STEP} > <firstStepSeconds> unless {_SAMPLES_END} or {_SINCE_STEP} > 4 * <firstStepSeconds>)\n"
+        f"    unless {_LONGEST_STEP} unless {_SINCE_STEP} <= <stalledSteps> * plaudit_recent_steps_max_seconds))\n"
         f"and {_TRAINER_LIVES}",
         held="2m",
         panel="Time since the last step",
