@@ -23,6 +23,8 @@ _HAS_TRAINER = "(plaudit_staleness_limit or plaudit_step_opened_timestamp_second
 _LONGEST_STEP = "(plaudit_recent_steps_max_seconds and plaudit_step > 1)"
 """Where lengths alternate, the first step alone says nothing of the second."""
 _TRAINER_LIVES = '(sum without (role, state) (plaudit_workers{role="trainer"}) > 0)'
+_REDIS_WAS_AWAY = "max_over_time((max_over_time(plaudit_redis_up[1m]) == bool 0)[15m:1m]) == 1"
+"""For a whole minute, a quarter of an hour ago at most: the open step is as old as that made it, and goes on."""
 _SAMPLES_END = "(sum without (outcome) (increase(plaudit_samples_total[30m])) > 0)"
 _BACKLOG = 'plaudit_stream_undelivered{stream=~"samples|groups"}'
 _QUEUE_AGE = 'plaudit_stream_oldest_undelivered_seconds{stream="samples"}'
@@ -96,7 +98,7 @@ _PROGRESS = (
         f"(({_SINCE_STEP} > <stalledSeconds> and {_SINCE_STEP} > <stalledSteps> * {_LONGEST_STEP})\n"
         f"  or (({_SINCE_STEP} > <firstStepSeconds> unless {_SAMPLES_END} or {_SINCE_STEP} > 4 * <firstStepSeconds>)\n"
         f"    unless {_LONGEST_STEP} unless {_SINCE_STEP} <= <stalledSteps> * plaudit_recent_steps_max_seconds))\n"
-        f"and {_TRAINER_LIVES}",
+        f"and {_TRAINER_LIVES}\nunless {_REDIS_WAS_AWAY}",
         held="2m",
         panel="Time since the last step",
     ),
