@@ -12,11 +12,16 @@ from rich.console import Console
 
 from metrics_process import MetricsProcess
 from plaudit_metrics.service.answers import open_step
-from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth
+from plaudit_metrics.service.series.run import RunSeries
+from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth, take_snapshot
 from plaudit_metrics.terminal.overview import MetricsService
 from plaudit_metrics.terminal.top import frame
+from plaudit_wire.names import Names
 from plaudit_wire.records import ScorerWork, StepRecord, WorkerRecord
+from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.transport import Transport
+from stepped_clock import SteppedClock
 from waiting import until
 
 CLOSED = [StepRecord(step=124, incarnation=1, opened=970.0, closed=1000.0, num_samples=64, num_groups=8, statistics={})]
@@ -127,3 +132,25 @@ async def test_a_paused_redis_is_named_and_no_worker_looks_alive(run_name: str, 
         os.kill(server.pid or 0, signal.SIGCONT)
         await service.kill()
         server.stop()
+
+
+@pytest.mark.skipif(not SteppedClock.available(), reason="needs a C compiler")
+async def test_the_step_is_as_old_as_before_when_the_clock_of_redis_is_set(run_name: str, tmp_path: Path) -> None:
+    """Stamps of the trainer follow Redis's clock from its next step on, and a clock set back they follow slowly."""
+    clock, series = SteppedClock(tmp_path), RunSeries()
+    with clock.preloaded(), RedisServer(tmp_path / "redis") as server:
+        transport = await Transport.open(RedisAddress(server.url, server.password), run_name)
+        started = await transport.now()
+        await transport.beat(WorkerRecord("trainer-0", "trainer", started=started - 30.0))
+        for set_to_s in (0.0, 1200.0, -1200.0):
+            clock.step(set_to_s)
+            snapshot = await take_snapshot(transport.commands, Names(run_name))
+            series.show_snapshot(snapshot)
+            assert snapshot.time - (series.opened or 0.0) == pytest.approx(30.0, abs=10.0)
+            assert bool(snapshot.workers) == (set_to_s == 0.0)  # who lives sends another heartbeat
+        closed = StepRecord(1, 1, started, started, 64, 8, {})  # a stamp of the clock before, 20 minutes ahead
+        series.count_step(closed, records_missing=0)
+        snapshot = await take_snapshot(transport.commands, Names(run_name))
+        series.show_snapshot(snapshot)
+        assert 0.0 <= snapshot.time - (series.opened or 0.0) < 10.0
+        await transport.close()

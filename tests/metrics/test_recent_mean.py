@@ -14,6 +14,7 @@ from plaudit_wire.records import (
     NO_STEP,
     SampleRecord,
     ScorerRecord,
+    ScorerWork,
     ScoringRecord,
     Stamps,
     StepRecord,
@@ -96,6 +97,19 @@ def test_a_scorer_that_was_removed_has_no_share() -> None:
         assert get(each, "plaudit_scorer_recent_failed_ratio", scorer="old") is None
         assert get(each, "plaudit_limiter_recent_wait_seconds", judge="old") is None
         assert get(each, "plaudit_scorer_recent_failed_ratio", scorer="judge") == 0.0
+
+
+@pytest.mark.parametrize("info", [JOB, SERVICE])
+def test_a_scorer_that_no_reward_worker_has_any_more_has_no_share(info: RunInfo) -> None:
+    """A quiet service takes days for the samples that would end its window."""
+    series = RunSeries(info=info)
+    series.count_samples([sample(2.0, bad=True, scorer="old") for _ in range(100)])
+    workers = (WorkerRecord("reward-0", "reward", scorers={"judge": ScorerWork(0, 0.0)}),)
+    series.show_snapshot(RunSnapshot(time=3.0, worker_records=()))
+    assert get(series, "plaudit_scorer_recent_failed_ratio", scorer="old") == 1.0
+    series.show_snapshot(RunSnapshot(time=4.0, worker_records=workers))
+    assert get(series, "plaudit_scorer_recent_failed_ratio", scorer="old") is None
+    assert get(series, "plaudit_limiter_recent_wait_seconds", judge="old") is None
 
 
 def test_validation_changes_no_share_of_a_job() -> None:

@@ -118,7 +118,7 @@ class Run:
             yield self._series(minute, fault)
 
     def _work(self, until_s: float, fault: str) -> None:
-        standing = fault in _STANDING or not self._has_begun(until_s)
+        standing = fault in _STANDING or not self._has_begun(until_s) or self._catches_up(until_s)
         if not self._has_begun(until_s) or fault == "suspended":  # after a long suspension only the new trainer counts
             self.opened_s = max(self.opened_s, until_s)
         if self.cell.scenario in ("suspended", "resume") and self.now_s < self._recovered_s + 600.0 <= until_s:
@@ -136,6 +136,10 @@ class Run:
         self.hanging_since = (self.hanging_since if self.hanging_since is not None else until_s) if hung else None
         if self.cell.scenario == "first step hangs":
             self.hanging_since = None
+
+    def _catches_up(self, now_s: float) -> bool:
+        """Return True while the step that a dead Redis held goes on, for eight minutes."""
+        return self.cell.scenario == "dead redis" and self._recovered_s <= now_s < self._recovered_s + 480.0
 
     def _has_begun(self, now_s: float) -> bool:
         return self.cell.scenario not in _FROM_THE_START or now_s >= self.cell.fault_min * 60.0
@@ -159,6 +163,8 @@ class Run:
         """Return the seconds of the next step, and those in which its trainer waits for rewards."""
         if fault == "slow rewards":
             return self.cell.step_s + 85.0, 85.0
+        if self.cell.scenario == "long second steps" and self.steps % 2:
+            return self.cell.step_s + 1500.0, 0.0
         if fault == "first step" and self.steps == 0:
             return self.cell.step_s, 0.1 * self.cell.step_s
         if fault.startswith("alternating") and self.steps % 2:  # every second step waits for two
@@ -174,6 +180,7 @@ class Run:
                 self.opened_s = self.validating_until_s
                 continue
             skipped = max(int((until_s - self.opened_s) / length_s) - 20, 0)  # of many equal steps the newest matter
+            skipped *= self.cell.scenario != "long second steps"
             skipped -= skipped % 2
             self._count(skipped, length_s, exposed_s, fault)
             self.opened_s += skipped * length_s

@@ -20,7 +20,11 @@ from plaudit_metrics.monitoring.rules import AS_WRITTEN, BURNS, THRESHOLDS, Aler
 _SINCE_STEP = "(plaudit_redis_last_seen_timestamp_seconds - plaudit_step_opened_timestamp_seconds)"
 _HAS_TRAINER = "(plaudit_staleness_limit or plaudit_step_opened_timestamp_seconds)"
 """Absent in a service: it has no steps, and nobody whose waiting would hide a late reward."""
+_LONGEST_STEP = "(plaudit_recent_steps_max_seconds and plaudit_step > 1)"
+"""Where lengths alternate, the first step alone says nothing of the second."""
 _TRAINER_LIVES = '(sum without (role, state) (plaudit_workers{role="trainer"}) > 0)'
+_REDIS_WAS_AWAY = "max_over_time((max_over_time(plaudit_redis_up[1m]) == bool 0)[15m:1m]) == 1"
+"""For a whole minute, a quarter of an hour ago at most: the open step is as old as that made it, and goes on."""
 _SAMPLES_END = "(sum without (outcome) (increase(plaudit_samples_total[30m])) > 0)"
 _BACKLOG = 'plaudit_stream_undelivered{stream=~"samples|groups"}'
 _QUEUE_AGE = 'plaudit_stream_oldest_undelivered_seconds{stream="samples"}'
@@ -89,12 +93,12 @@ _PROGRESS = (
         "StepStalled",
         "critical",
         "{{ $labels.run }}: no step has closed for {{ $value | humanizeDuration }}.",
-        "That is over <stalledSteps> times the longest of the newest steps, or far too long for a first step. No group "
-        "of a validation has ended either.",
-        f"(({_SINCE_STEP} > <stalledSeconds> and {_SINCE_STEP} > <stalledSteps> * plaudit_recent_steps_max_seconds)\n"
-        f"  or ({_SINCE_STEP} > <firstStepSeconds> unless {_SAMPLES_END} unless plaudit_recent_steps_max_seconds)\n"
-        f"  or ({_SINCE_STEP} > 4 * <firstStepSeconds> unless plaudit_recent_steps_max_seconds))\n"
-        f"and {_TRAINER_LIVES}",
+        "That is over <stalledSteps> times the longest of the newest steps, or far too long for one of the first two. "
+        "No group of a validation has ended either.",
+        f"(({_SINCE_STEP} > <stalledSeconds> and {_SINCE_STEP} > <stalledSteps> * {_LONGEST_STEP})\n"
+        f"  or (({_SINCE_STEP} > <firstStepSeconds> unless {_SAMPLES_END} or {_SINCE_STEP} > 4 * <firstStepSeconds>)\n"
+        f"    unless {_LONGEST_STEP} unless {_SINCE_STEP} <= <stalledSteps> * plaudit_recent_steps_max_seconds))\n"
+        f"and {_TRAINER_LIVES}\nunless {_REDIS_WAS_AWAY}",
         held="2m",
         panel="Time since the last step",
     ),

@@ -164,7 +164,6 @@ class RunApi:
         opened = self._open()
         # While Redis is away nobody knows who lives.
         workers = () if opened["waits_for"] == answers.REDIS_AWAY else self._view.snapshot.worker_records
-        # Of a run on Kubernetes the operator reports the end; nothing writes it into the folder.
         ended = await asyncio.to_thread(read_ending, self._folder) if self._folder else None
         content = {"open": opened, "ended": ended, "looks": [_look(seen) for seen in looks], "workers": workers}
         return _json({"run": self._run, "service": self._is_service, **content})

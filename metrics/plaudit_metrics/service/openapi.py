@@ -163,7 +163,7 @@ def _paths() -> dict[str, Any]:
             "run": _TEXT,
             "service": {"type": "boolean", "description": "a scoring service: see /api/v1/service"},
             "open": _reference("OpenStep"),
-            "ended": {"oneOf": [_reference("RunEnding"), {"type": "null"}], "description": "of plaudit run"},
+            "ended": {"oneOf": [_reference("RunEnding"), {"type": "null"}], "description": "how the run ended"},
             "looks": _array("Look"),
             "workers": _array("Worker"),
         }

@@ -37,6 +37,8 @@ class RunSnapshot:
 
     time: float = 0.0
     """Seconds since the epoch, by Redis's clock."""
+    taken: float = 0.0
+    """This process's monotonic seconds at that moment; 0: unknown."""
     streams: dict[str, StreamDepth] = field(default_factory=dict)
     redeliveries: dict[str, int] = field(default_factory=dict)
     duplicates: dict[str, int] = field(default_factory=dict)
@@ -59,6 +61,13 @@ class RunSnapshot:
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     aof_ok: bool = True
+
+    def clock_set_s(self, before: RunSnapshot | None) -> float:
+        """Return by how many seconds Redis's clock was set since an earlier snapshot; less than a second is none."""
+        if before is None or not (self.taken and before.taken):
+            return 0.0
+        set_by_s = (self.time - before.time) - (self.taken - before.taken)
+        return set_by_s if abs(set_by_s) > _CLOCK_SET_S else 0.0
 
     @property
     def trainer_started(self) -> float:
@@ -103,12 +112,16 @@ class RunSnapshot:
         return {judge: judge in failing for judge in sorted(known | failing)}
 
 
+_CLOCK_SET_S = 1.0
+
+
 async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
     """Take one snapshot; raise ``redis.RedisError`` if Redis cannot be reached.
 
     What does not depend on each other is asked at once, so that a slow Redis has few round trips to be slow in.
     """
     now, first_reply_s = await _reply(client)
+    taken = time.monotonic()
     depths, heard, replies_s, requests, tokens, (counters, info, version) = await asyncio.gather(
         asyncio.gather(*(_depth(client, keys.stream(name), group, now) for name, group in CONSUMER_GROUPS.items())),
         _heard_workers(client, keys, now),
@@ -117,9 +130,11 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         _of_judges(client, keys.judge_tokens),
         _values(client, keys),
     )
-    workers = [worker for worker, silent_s in heard if silent_s <= LIVE_WITHIN_S]
+    # A heartbeat of the future is from before the clock was set back: who lives sends another one within seconds.
+    workers = [worker for worker, silent_s in heard if abs(silent_s) <= LIVE_WITHIN_S]
     return RunSnapshot(
         time=now,
+        taken=taken,
         streams=dict(zip(CONSUMER_GROUPS, depths, strict=True)),
         redeliveries=_counters(counters, "redelivered"),
         duplicates=_counters(counters, "duplicates"),

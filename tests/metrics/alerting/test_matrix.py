@@ -30,6 +30,7 @@ RULES = [
 ]
 
 SECOND, MINUTE, ELEVEN, HALF_HOUR, LONG = LENGTHS = (1.0, 60.0, 660.0, 1800.0, 9000.0)
+HOUR = 3600.0
 SHORT = (SECOND, MINUTE, ELEVEN)
 """Three times such a step is shorter than the fault."""
 TURNS = range(len(LENGTHS)) if settings().max_examples >= 40 else range(1)
@@ -107,6 +108,7 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "dead letter in a gap": {"DeadLetters warning": LENGTHS, "RunWithoutMetrics critical": LENGTHS},
     "alternating 31": {"RewardStarvesTrainer warning": SHORT},  # of longer steps the fault has a single rhythm
     "alternating 14": {},
+    "long second steps": {},
     **{f"{samples} samples, {share} % late": {} for samples in (16, 1024, 4096) for share in (1, 5)},
     **{f"{samples} samples, 4 % failed": {} for samples in (64, 1024, 4096)},
     **{f"{samples} samples, 20 % late": _BOTH_BURNS for samples in (16, 4096)},
@@ -120,6 +122,13 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "degraded": {"RLJobDegraded warning": LENGTHS},
 }
 """Scenario → the alerts that must fire, with the step lengths at which they must. All others must be silent."""
+
+
+OF_HOURS = (
+    *("healthy", "slow rewards", "hung scorer", "validation", "first step hangs", "resume", "alternating 14"),
+    *("long second steps", "16 samples, 5 % late", "4096 samples, 4 % failed", "16 samples, 20 % late"),
+)
+"""What may depend on the length of a step, tried with steps of an hour too: their alerts are those of ``LONG``."""
 
 
 def firing(offset: str = "") -> str:
@@ -137,7 +146,8 @@ def promtool() -> str:
 
 
 def expected(cell: Cell) -> set[str]:
-    return {alert for alert, lengths in SCENARIOS[cell.scenario].items() if cell.step_s in lengths}
+    step_s = LONG if cell.step_s == HOUR else cell.step_s
+    return {alert for alert, lengths in SCENARIOS[cell.scenario].items() if step_s in lengths}
 
 
 def in_turn(turn: int, place: int) -> list[str]:
@@ -180,6 +190,11 @@ def test_alerts_fire_where_they_must_and_only_there_and_once(promtool: str, tmp_
     run_matrix(
         promtool, tmp_path, RULES, [matrix_test(step_s, in_turn(turn, place)) for place, step_s in enumerate(LENGTHS)]
     )
+
+
+@pytest.mark.skipif(settings().max_examples < 40, reason="3 s of a core: from 40 examples on, as in CI")
+def test_steps_of_an_hour_are_no_exception(promtool: str, tmp_path: Path) -> None:
+    run_matrix(promtool, tmp_path, RULES, [matrix_test(HOUR, list(OF_HOURS), coarse=True)])
 
 
 @pytest.mark.skipif(settings().max_examples < 40, reason="10 s of a core: from 40 examples on, as in CI")

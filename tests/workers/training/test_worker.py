@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from plaudit_job.load import dump_job
+from plaudit_metrics.sources.steps import read_ending
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.process import EXIT_CRASHED, EXIT_REFUSED, ProcessSettings, serve_guarded
 from plaudit_workers.training.worker import serve
@@ -62,6 +63,18 @@ async def test_a_row_that_cannot_travel_is_refused_with_file_row_and_remedy(star
     assert ending.code == EXIT_REFUSED
     assert "rows.jsonl: row 2: column reward_model.ground_truth is an integer beyond 64 bits" in ending.message
     assert ending.message.endswith("Write it as text")
+
+
+async def test_a_trainer_records_why_the_run_ended_and_forgets_it_when_it_starts_again(start, tmp_path, monkeypatch):
+    """On Kubernetes nobody else does: the live page and `plaudit report` read it from the run's folder."""
+    ending = await start({**GOOD_ROW, "reward_model": {"ground_truth": 10**30}})
+    recorded = read_ending(tmp_path)
+    assert (recorded.code, recorded.message) == (ending.code, ending.message)
+    monkeypatch.setenv("PLAUDIT_RESTARTED", "1")
+    (tmp_path / "steps.jsonl").mkdir()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert (await start(GOOD_ROW, trainer={"sinks": ["wandb"]})).code == EXIT_CRASHED
+    assert read_ending(tmp_path) is None
 
 
 async def test_whatever_fails_at_the_start_is_a_refusal_and_at_a_restart_a_crash(start, tmp_path, monkeypatch):

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plaudit_job.spec.rljob import RLJob
+from plaudit_metrics.sources.steps import RunEnding, write_ending
 from plaudit_wire.errors import JobFailedError, RefusedError, StoppedError, described
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agents.processes import described_tools
 from plaudit_workers.job_start import await_environments, load_training_job
-from plaudit_workers.process import EXIT_DONE, RESTARTED, HealthServer, ProcessSettings, exit_when_stopped
+from plaudit_workers.process import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_REFUSED,
+    RESTARTED,
+    HealthServer,
+    ProcessSettings,
+    exit_when_stopped,
+)
 from plaudit_workers.service.build import has_group_scorers
 from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams, expire_run, keep_run
@@ -32,15 +42,29 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     rank, world_size = ranks(os.environ, job.spec.trainer.ranks)
     if rank > 0:
         return await _follow(job, settings, rank, world_size)
+    _record_ending(settings.run_folder, None)
     transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
     try:
         async with HealthServer(settings.health_port, ready=lambda: True):
             done = await _conduct(job, settings, transport, world_size, stop)
     except StaleIncarnationError as error:
         raise RefusedError(f"{error}. This trainer shuts down; no work is lost") from error
+    except (RefusedError, JobFailedError) as error:
+        code = EXIT_FAILED if isinstance(error, JobFailedError) else EXIT_REFUSED
+        _record_ending(settings.run_folder, RunEnding(code, str(error), time.time()))
+        raise
     finally:
         await transport.close()
-    return EXIT_DONE if done else exit_when_stopped()
+    if not done:
+        return exit_when_stopped()
+    _record_ending(settings.run_folder, RunEnding(EXIT_DONE, "", time.time()))
+    return EXIT_DONE
+
+
+def _record_ending(run_folder: Path, ending: RunEnding | None) -> None:
+    """Record the end for the live page and reports. ``plaudit run`` knows more of it, and replaces it."""
+    with suppress(OSError):  # a full disk is the run's own failure
+        write_ending(run_folder, ending)
 
 
 def prefer_expandable_segments(environment: MutableMapping[str, str]) -> None:

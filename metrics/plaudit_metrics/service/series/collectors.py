@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -163,6 +163,10 @@ class RecentMeans(Collector):
     def forget(self) -> None:
         """Forget all values."""
         self._means.clear()
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget the values whose first label is not among these names."""
+        self._means = {labels: mean for labels, mean in self._means.items() if labels[0] in names}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the family as it is scraped."""

@@ -303,8 +303,9 @@ class RunSeries(Collector):
         self._samples = SampleSeries(self.registry, latency_threshold_s, naming, has_steps=has_steps)
         self._steps = StepSeries(self.registry)
         self._snapshot = SnapshotSeries(self.registry, info.roles, has_steps=has_steps)
-        self._advanced = self._trainer_started = 0.0
+        self._opened = self._trainer_started = 0.0
         self._phase = "unknown"
+        self._last_seen: RunSnapshot | None = None
         self.registry.register(self)
 
     def count_samples(self, records: Sequence[SampleRecord], *, count: bool = True) -> None:
@@ -319,11 +320,11 @@ class RunSeries(Collector):
     def show_group(self, record: GroupRecord) -> None:
         """Show that the trainer has closed a group: while it validates, this is how it advances."""
         if record.split == "validation":
-            self._advanced = max(self._advanced, record.closed)
+            self._opened = max(self._opened, record.closed)
 
     def count_step(self, record: StepRecord, *, records_missing: int, slowest: SampleRecord | None = None) -> None:
         """Count a closed step; exemplars name its slowest sample."""
-        self._advanced = max(self._advanced, record.closed)
+        self._opened = max(self._opened, record.closed)
         if record.step == VALIDATION_FIRST:
             return
         self._steps.count(record, records_missing=records_missing)
@@ -334,7 +335,7 @@ class RunSeries(Collector):
     def restore_steps(self, records: Iterable[StepRecord]) -> None:
         """Show the newest of the steps that were closed before this process started, oldest first."""
         for record in records:
-            self._advanced = max(self._advanced, record.closed)
+            self._opened = max(self._opened, record.closed)
             if record.step != VALIDATION_FIRST:
                 self._steps.show(record)
                 self._samples.close_step(record)
@@ -357,16 +358,27 @@ class RunSeries(Collector):
         if 0 < self._trainer_started < seen.trainer_started:
             self._samples.forget_recent()
             self._snapshot.forget_recent()
-        self._trainer_started = max(self._trainer_started, seen.trainer_started)
-        self._samples.know_scorers(seen.scorers)
+        self._follow_clock(seen)
+        if self._trainer_started < seen.trainer_started:
+            self._trainer_started = seen.trainer_started
+            self._opened = max(self._opened, seen.trainer_started)
+        if scorers := seen.scorers:
+            self._samples.know_scorers(scorers)
+            self._samples.keep_scorers(scorers)
         self._samples.show_time(seen.time)
         self._snapshot.show(seen)
         self._phase = _phase(seen, "reward" if self.info.schedule == SERVICE else "trainer")
 
+    def _follow_clock(self, seen: RunSnapshot) -> None:
+        """Keep the age of the open step where Redis's clock was set. The trainer's stamps follow it later."""
+        if self._opened and seen.time:
+            self._opened = min(self._opened + seen.clock_set_s(self._last_seen), seen.time)
+        self._last_seen = seen
+
     @property
     def opened(self) -> float | None:
         """Return when the open step began (Redis's clock); None before a trainer has started."""
-        return max(self._advanced, self._trainer_started) or None
+        return self._opened or None
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families of the run itself as they are scraped."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -106,6 +106,11 @@ class SampleSeries:
             self.limiter_wait_seconds.begin(name)
             for outcome in OUTCOMES:
                 self.score_seconds.begin(name, outcome)
+
+    def keep_scorers(self, names: Collection[str]) -> None:
+        """Forget the recent calls of scorers that no reward worker has: a service has no step that ends them."""
+        for means in (self._recent_scorer_failed, self._recent_limiter_wait):
+            means.keep(names)
 
     def close_step(self, record: StepRecord) -> None:
         """Note the length of a step that has closed, in samples."""
