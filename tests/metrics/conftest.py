@@ -34,6 +34,7 @@ from plaudit_wire.records import (
     GroupRecord,
     Outcome,
     SampleRecord,
+    SandboxRecord,
     ScorerRecord,
     ScoringRecord,
     Split,
@@ -62,6 +63,7 @@ def build_sample(
     *,
     admitted: float = ADMITTED,
     rollout_queue: float = 0.0,
+    sandboxes: float = 0.0,
     engine_queue: float = 0.0,
     generation: float = 0.0,
     tools: float = 0.0,
@@ -85,7 +87,7 @@ def build_sample(
 ) -> SampleRecord:
     """A sample that spent the given seconds in the given stages, one after the other."""
     taken = admitted + rollout_queue
-    published = taken + engine_queue + generation + tools
+    published = taken + sandboxes + engine_queue + generation + tools
     first_taken = published + sample_queue
     score_taken = first_taken + redelivery
     committed = score_taken + limiter + retry + score + commit
@@ -119,10 +121,11 @@ def build_sample(
             response_tokens=response_tokens,
             version_min=version,
             version_max=version,
-            tool_s=tools,
+            tool_s=sandboxes + tools,
             engine_queue_s=engine_queue,
             num_preempted=num_preempted,
             turns=list(turns),
+            sandbox=SandboxRecord(start_s=sandboxes) if sandboxes else None,
         ),
         deliveries=deliveries,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from builders import make_prompt
 from chat_tokenizer import chat_tokenizer
 from episodes import play
 from harbor_tasks import run_machines, write_sum_task
@@ -19,7 +20,7 @@ from plaudit_job.tasks import read_task
 from plaudit_wire.messages import SampleBody
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
-from plaudit_workers.rollout.agents.machine_tools import MachineTools
+from plaudit_workers.rollout.agents.machine_tools import MachineTools, SampleMachine
 from plaudit_workers.rollout.agents.tool_calls import ToolCallParser
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
 from plaudit_workers.tokenizer import ChatTemplate
@@ -82,6 +83,7 @@ async def test_files_and_the_working_folder_stay_between_calls(play_in_machine: 
     assert times is not None
     assert times.num_commands == 5
     assert times.start_s > 0
+    assert (times.failed, times.cpus) == (False, 0.0)
     assert times.exec_s + times.wait_s >= sum(each.call_s for each in calls) - 1e-6
     assert all(each.call_s > 0 for each in calls)
 
@@ -153,6 +155,35 @@ async def test_a_machine_that_cannot_be_made_ends_the_sample_without_a_score(
     assert body.sample.failure.outcome == "data_error"
     assert "has changed since the run read it" in (body.sample.failure.reason or "")
     assert list((tmp_path / "sandboxes").glob("*/*")) == []
+
+
+async def test_machines_that_fail_are_recorded_with_their_samples(play_in_machine: Play, tmp_path: Path) -> None:
+    (tmp_path / "sandboxes" / "t-0-1.0").write_text("in the place of the group's folder")
+    body, _ = await play_in_machine(bash("true"))
+    assert body.sample.failure is not None
+    assert (body.sample.failure.outcome, body.sample.machine) == ("infra_error", "")
+    assert body.generation.sandbox is not None
+    assert body.generation.sandbox.failed
+
+
+async def test_a_heartbeat_counts_machines_and_who_waits_for_one(tmp_path: Path) -> None:
+    shared = MachineTools(run_machines(tmp_path), [], 1)
+
+    def counted() -> tuple[int, int]:
+        return shared.counts.work.held, shared.counts.work.waiting
+
+    async with SampleMachine(shared, make_prompt("t-0-1.0"), 0):
+        assert counted() == (1, 0)
+        await shared.places.acquire()
+        waiting = asyncio.ensure_future(SampleMachine(shared, make_prompt("t-0-1.0"), 1).__aenter__())
+        await until(lambda: counted() == (1, 1))
+        assert shared.counts.work.oldest_wait_s >= 0
+        shared.places.release()
+        second = await waiting
+        assert counted() == (2, 0)
+        assert second.record.claim_s > 0
+        await second.__aexit__(None, None, None)
+    assert counted() == (0, 0)
 
 
 async def test_a_sample_that_is_given_up_leaves_no_machine(play_in_machine: Play, tmp_path: Path) -> None:

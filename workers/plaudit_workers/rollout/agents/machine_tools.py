@@ -25,7 +25,7 @@ from plaudit_wire.records import SandboxRecord
 from plaudit_workers.agents.messages import Tool
 from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
-from plaudit_workers.rollout.agents.agent import AgentError
+from plaudit_workers.rollout.agents.agent import AgentError, MachineCounts
 
 _MOST_PATH_BYTES = 4096
 _READ = 'cat -- "$1"'
@@ -52,16 +52,24 @@ class MachineTools:
     """Hold what the machines of a rollout's samples share.
 
     Args:
-        max_concurrent: Commands that run at the same time.
+        max_concurrent: Machines that start and commands that run at the same time.
+        counts: are kept up to date.
     """
 
-    def __init__(self, machines: RunMachines, tools: Sequence[Tool], max_concurrent: int) -> None:
+    def __init__(
+        self,
+        machines: RunMachines,
+        tools: Sequence[Tool],
+        max_concurrent: int,
+        counts: MachineCounts | None = None,
+    ) -> None:
         self.machines = machines
+        self.counts = counts or MachineCounts()
         self.tools = {tool.name: tool for tool in tools}
         self.places = asyncio.Semaphore(max_concurrent)
 
     @classmethod
-    async def of_job(cls, job: RLJob, machines: RunMachines | None) -> Self | None:
+    async def of_job(cls, job: RLJob, machines: RunMachines | None, counts: MachineCounts | None = None) -> Self | None:
         """Return the tools of a job, None for one without; raise ``RefusedError`` where machines cannot run."""
         if machines is None:
             return None
@@ -69,7 +77,7 @@ class MachineTools:
             await asyncio.to_thread(machines.provider.require)
         except ConfigurationError as error:
             raise RefusedError(f"spec.sandboxes: {error}") from error
-        return cls(machines, sandbox_tools(job.spec.rollout.agent), job.spec.sandboxes.max_concurrent)
+        return cls(machines, sandbox_tools(job.spec.rollout.agent), job.spec.sandboxes.max_concurrent, counts)
 
     def of(self, prompt: Prompt) -> SampleMachine:
         """Return the machine of the sample that the current task holds; entering it makes it."""
@@ -88,29 +96,48 @@ class SampleMachine:
         self._made: TaskMachine | None = None
         self._directory = ""
         self._environment: dict[str, str] = {}
-        self._start_s = self._wait_s = self._exec_s = 0.0
+        self._claim_s = self._start_s = self._wait_s = self._exec_s = 0.0
         self._num_commands = 0
+        self._failed = False
 
     @property
     def record(self) -> SandboxRecord:
         """Return its times so far."""
-        return SandboxRecord(self._start_s, self._wait_s, self._exec_s, self._num_commands)
+        return SandboxRecord(
+            start_s=self._start_s,
+            claim_s=self._claim_s,
+            wait_s=self._wait_s,
+            exec_s=self._exec_s,
+            num_commands=self._num_commands,
+            cpus=self._made.cpus if self._made is not None else 0.0,
+            failed=self._failed,
+        )
 
     async def __aenter__(self) -> Self:
         """Make the machine; raise ``AgentError`` if it cannot be made."""
-        began_s = time.monotonic()
+        places, counts, began_s = self._shared.places, self._shared.counts, time.monotonic()
         try:
-            async with self._shared.places:
-                self._wait_s = time.monotonic() - began_s
-                await asyncio.to_thread(self._make)
-            self._start_s = time.monotonic() - began_s - self._wait_s
+            with counts.waiting():
+                await places.acquire()
+            self._claim_s = time.monotonic() - began_s
+            try:
+                with counts.starting():
+                    await asyncio.to_thread(self._make)
+            finally:
+                places.release()
+                self._start_s = time.monotonic() - began_s - self._claim_s
         except DataError as error:
             raise AgentError(str(error)) from error
         except InfrastructureError as error:
-            raise AgentError(str(error), "infra_error") from error
+            self._failed = True
+            raise AgentError(str(error), "infra_error", self.record) from error
+        counts.change_held(1)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self._shared.counts.change_held(-1)
+        if isinstance(error, AgentError):
+            error.sandbox = self.record
         if kind is not None and self._made is not None:
             machines = self._shared.machines
             await asyncio.to_thread(machines.provider.remove, machines.folder / self.name)
@@ -139,6 +166,7 @@ class SampleMachine:
                 outcome, text = "error", f"Error: {error}"
             except InfrastructureError as error:
                 outcome, text = "killed", str(error)
+                self._failed = True
         call_s = time.monotonic() - began_s
         self._wait_s += wait_s
         self._exec_s += call_s - wait_s
