@@ -205,6 +205,13 @@ def _agent(spec: Spec) -> Iterator[Problem]:
             "with class, url or environment is required for kind environment; exactly one of them",
             "Give path: … and class: …, or url: …, or environment: …",
         )
+    if agent.sandbox and (agent.kind != "environment" or not agent.class_name):
+        yield Problem(
+            "spec.rollout.agent.sandbox",
+            f"is for kind environment with class, and the kind is {agent.kind}",
+            "Remove it; tools with sandbox give machines as well: tools: [{sandbox: bash}]",
+            also=("spec.rollout.agent.kind",),
+        )
     known = [server.name for server in spec.environments]
     if agent.environment and agent.environment not in known:
         yield Problem(

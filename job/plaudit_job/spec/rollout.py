@@ -148,6 +148,9 @@ class AgentSpec(Section):
     arguments: Opaque = Field(default={})
     """Arguments of the environment: of TRL's or verl's class, SkyRL's ``env_config``, OpenEnv's ``reset``, further
     columns of NeMo Gym's rows. Default: none."""
+    sandbox: bool = False
+    """For ``environment`` with ``class``: each sample has a machine (``spec.sandboxes``), which the class gets as its
+    argument ``sandbox``. Default false."""
     environment_timeout_seconds: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds after which a call of the environment (reset, step, a method, the reward) is given up and its process
     killed; the sample then ends without a score. Default 60."""

@@ -34,6 +34,7 @@ from plaudit_workers.agents.functions import (
     to_text,
 )
 from plaudit_workers.agents.messages import AskEnvironment, EnvironmentClass, EnvironmentReply, Tool, prompt_messages
+from plaudit_workers.agents.sandbox_handle import SandboxHandle
 
 Messages = list[dict[str, Any]]
 MOST_BYTES = 64 << 10
@@ -61,6 +62,8 @@ class Environment(ABC):
     """``finish`` returns a reward."""
     seed = 0
     """Of the sample; classes that have a parameter of this name get it, unless the data row or the job has another."""
+    sandbox: SandboxHandle | None = None
+    """The sample's machine, for a parameter of this name; None: the job gives it none."""
 
     @abstractmethod
     async def reset(self, prompt: Prompt) -> Messages | None:
@@ -78,9 +81,21 @@ class Environment(ABC):
         """Return what reward functions may read of the instance after ``finish``; None without an instance."""
         return None
 
-    def _seed_of(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """Return the seed as an argument, if the function has a parameter of this name."""
-        return {"seed": self.seed} if "seed" in named(parameters_of(function)) else {}
+    def _own_arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """Return seed and machine as arguments, where the function has parameters of these names."""
+        own = {"seed": self.seed} | ({} if self.sandbox is None else {"sandbox": self.sandbox})
+        return {name: value for name, value in own.items() if name in named(parameters_of(function))}
+
+    def _take_sandbox(self, source: EnvironmentClass, *functions: Callable[..., Any]) -> None:
+        """Make ready for the job's machine; raise ``ConfigurationError`` if none of the functions takes it."""
+        if not source.sandbox:
+            return
+        if not any("sandbox" in named(parameters_of(function)) for function in functions):
+            raise ConfigurationError(
+                f"sandbox is true, and {source.class_name} in {source.path} has no parameter sandbox: add one to its "
+                "constructor, or remove sandbox: true"
+            )
+        self.sandbox = SandboxHandle()
 
 
 async def answer(environment: Environment, question: AskEnvironment) -> EnvironmentReply:
@@ -125,7 +140,8 @@ class TRLEnvironment(Environment):
 
     def __init__(self, factory: Callable[..., Any], source: EnvironmentClass) -> None:
         self._instance: Any = None
-        self._create: Callable[[], Any] = lambda: factory(**{**self._seed_of(factory), **source.arguments})
+        self._create: Callable[[], Any] = lambda: factory(**{**self._own_arguments(factory), **source.arguments})
+        self._take_sandbox(source, factory, getattr(factory, "reset", factory))
         if inspect.isclass(factory):
             schemas, self.gives_reward = _describe_methods(object.__new__(factory), source)
         else:
@@ -144,7 +160,7 @@ class TRLEnvironment(Environment):
         """Create an instance and reset it with the data row's columns; append what it returns to the last message."""
         self._instance = await run_user_code(self._create)
         reset = self._instance.reset
-        columns = {**self._seed_of(reset), **_accepted_by(reset, columns_of(prompt))}
+        columns = {**self._own_arguments(reset), **_accepted_by(reset, columns_of(prompt))}
         observation = await run_user_code(reset, **columns)
         return None if observation is None else with_observation(prompt_messages(prompt), to_text(observation))
 
@@ -182,6 +198,7 @@ class SkyRLEnvironment(Environment):
         self._factory = factory
         self._source = source
         self._instance: Any = None
+        self._take_sandbox(source, factory)
 
     async def reset(self, prompt: Prompt) -> Messages | None:
         """Create an instance with the data row as ``extras``; return the prompt that ``init`` returns."""
@@ -189,7 +206,7 @@ class SkyRLEnvironment(Environment):
         reward = {"method": "rule", "ground_truth": prompt.ground_truth}
         extras = {"max_turns": self._source.max_turns, "reward_spec": reward, "seed": self.seed, **columns}
         settings = {"env_config": AttributeDict(self._source.arguments), "extras": extras}
-        accepted = {**self._seed_of(self._factory), **_accepted_by(self._factory, settings)}
+        accepted = {**self._own_arguments(self._factory), **_accepted_by(self._factory, settings)}
         self._instance = await run_user_code(lambda: self._factory(**accepted))
         given = prompt_messages(prompt)
         returned, _ = await run_user_code(self._instance.init, [dict(message) for message in given])

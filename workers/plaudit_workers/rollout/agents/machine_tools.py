@@ -7,9 +7,11 @@ disk) is a text that it reads, and never the end of the sample: it would get rid
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -22,7 +24,7 @@ from plaudit_sandbox.machine import CommandEnd
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import SandboxRecord
-from plaudit_workers.agents.messages import Tool
+from plaudit_workers.agents.messages import MachineReply, Tool, UseMachine
 from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
 from plaudit_workers.rollout.agents.agent import AgentError, MachineCounts
@@ -31,6 +33,10 @@ _MOST_PATH_BYTES = 4096
 _READ = 'cat -- "$1"'
 _READ_LINES = 'sed -n "$2,$3p" -- "$1"'
 _READ_WITH_SIZE = 'stat -Lc %s -- "$1" && cat -- "$1"'
+_READ_PART = 'test -r "$1" && tail -c "+$2" -- "$1" | head -c "$3" | base64 | tr -d "\\n"'
+_PART_BYTES = 21_000
+_MOST_DOWNLOAD_BYTES = 1 << 20
+_COPY_S = 60.0
 _WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
 
 
@@ -157,21 +163,41 @@ class SampleMachine:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> MachineCallEnd:
         """Run one call, after the one before has ended; never raises."""
+        began_s, wait_s = time.monotonic(), 0.0
+        try:
+            async with self._place() as wait_s:
+                outcome, text = await _CALLS[name](self, arguments, self._shared.tools[name].timeout_s)
+        except DataError as error:
+            outcome, text = "error", f"Error: {error}"
+        except InfrastructureError as error:
+            outcome, text = "killed", str(error)
+        return MachineCallEnd(outcome, text, time.monotonic() - began_s, wait_s)
+
+    async def use(self, asked: UseMachine) -> MachineReply:
+        """Do what the class of an environment asks for; never raises."""
+        try:
+            async with self._place():
+                return await _USES[asked.method](self, asked)
+        except DataError as error:
+            return MachineReply(asked.id, problem=str(error))
+        except InfrastructureError as error:
+            return MachineReply(asked.id, problem=str(error), failed=True)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[float]:
+        """Hold a place for a call, and count its times; yield the seconds of its wait."""
         began_s = time.monotonic()
         async with self._shared.places:
             wait_s = time.monotonic() - began_s
             try:
-                outcome, text = await _CALLS[name](self, arguments, self._shared.tools[name].timeout_s)
-            except DataError as error:
-                outcome, text = "error", f"Error: {error}"
-            except InfrastructureError as error:
-                outcome, text = "killed", str(error)
+                yield wait_s
+            except InfrastructureError:
                 self._failed = True
-        call_s = time.monotonic() - began_s
-        self._wait_s += wait_s
-        self._exec_s += call_s - wait_s
-        self._num_commands += 1
-        return MachineCallEnd(outcome, text, call_s, wait_s)
+                raise
+            finally:
+                self._wait_s += wait_s
+                self._exec_s += time.monotonic() - began_s - wait_s
+                self._num_commands += 1
 
     async def bash(self, arguments: dict[str, Any], limit_s: float) -> _Outcome:
         """Run a command where the one before ended."""
@@ -218,6 +244,31 @@ class SampleMachine:
         ended = await self._write(path, content.replace(old, new), limit_s)
         return _described(ended, ended.output or "edited", limit_s)
 
+    async def exec(self, asked: UseMachine) -> MachineReply:
+        """Run a command where the machine's commands begin."""
+        ended = await self._run(["bash", "-c", asked.text], asked.timeout_s)
+        output = "\n".join(filter(None, (ended.output, _stopped(ended, asked.timeout_s))))
+        return MachineReply(asked.id, ended.exit_code, output)
+
+    async def upload(self, asked: UseMachine) -> MachineReply:
+        """Write a file."""
+        return _succeeded(asked, await self._run(["sh", "-c", _WRITE, "sh", asked.text], _COPY_S, asked.content))
+
+    async def download(self, asked: UseMachine) -> MachineReply:
+        """Read a file part by part, each no longer than an output may be."""
+        content = bytearray()
+        while len(content) <= _MOST_DOWNLOAD_BYTES:
+            part = [str(len(content) + 1), str(_PART_BYTES)]
+            ended = await self._run(["sh", "-c", _READ_PART, "sh", asked.text, *part], _COPY_S)
+            try:
+                read = base64.b64decode(_succeeded(asked, ended).output)
+            except ValueError as error:
+                raise DataError(f"{asked.text} cannot be read: the machine's base64 prints {error}") from error
+            content += read
+            if len(read) < _PART_BYTES:
+                return MachineReply(asked.id, content=bytes(content))
+        raise DataError(f"{asked.text} has more than {_MOST_DOWNLOAD_BYTES} bytes")
+
     async def _write(self, path: str, content: str, limit_s: float) -> CommandEnd:
         return await self._run(["sh", "-c", _WRITE, "sh", path], limit_s, content.encode(errors="replace"))
 
@@ -228,6 +279,11 @@ class SampleMachine:
         )
 
 
+_USES: dict[str, Callable[[SampleMachine, UseMachine], Awaitable[MachineReply]]] = {
+    "exec": SampleMachine.exec,
+    "upload": SampleMachine.upload,
+    "download": SampleMachine.download,
+}
 _Outcome = tuple[Literal["ok", "error", "timeout", "killed"], str]
 _CALLS: dict[str, Callable[[SampleMachine, dict[str, Any], float], Awaitable[_Outcome]]] = {
     "bash": SampleMachine.bash,
@@ -240,14 +296,27 @@ _CALLS: dict[str, Callable[[SampleMachine, dict[str, Any], float], Awaitable[_Ou
 def _described(ended: CommandEnd, output: str, limit_s: float) -> _Outcome:
     """Return a command's end as the model reads it."""
     output = output.strip("\n")
-    if ended.ending == "exited":
+    remark = _stopped(ended, limit_s)
+    if not remark:
         remark = f"(exit code {ended.exit_code})" if ended.exit_code else "" if output else "(no output)"
-    elif ended.ending == "timeout":
-        remark = f"(stopped: it did not end within {limit_s:g} s)"
-    else:
-        remark = f"(stopped: your machine has no more {ended.ending})"
     text = "\n".join(filter(None, (output, remark)))
     return "timeout" if ended.ending == "timeout" else "ok" if ended.ending == "exited" else "error", text
+
+
+def _stopped(ended: CommandEnd, limit_s: float) -> str:
+    """Return the limit that stopped a command; empty where none did."""
+    if ended.ending == "exited":
+        return ""
+    if ended.ending == "timeout":
+        return f"(stopped: it did not end within {limit_s:g} s)"
+    return f"(stopped: your machine has no more {ended.ending})"
+
+
+def _succeeded(asked: UseMachine, ended: CommandEnd) -> MachineReply:
+    """Return the reply to a command that ended well; raise ``DataError`` otherwise."""
+    if ended.exit_code:
+        raise DataError(f"{asked.method} of {asked.text}: {_described(ended, ended.output, _COPY_S)[1]}")
+    return MachineReply(asked.id, output=ended.output)
 
 
 def _text(arguments: dict[str, Any], name: str) -> str:
