@@ -253,6 +253,14 @@ def _sandboxes(spec: Spec) -> Iterator[Problem]:
     """Yield what a provider of machines cannot do."""
     sandboxes = spec.sandboxes
     if sandboxes.provider == "process":
+        for index, tool in enumerate(spec.rollout.agent.tools):
+            if tool.sandbox == "session":
+                yield Problem(
+                    f"spec.rollout.agent.tools[{index}].sandbox",
+                    "is session, and no process lives from one command to the next with the provider process",
+                    "Give {sandbox: bash}, or set sandboxes.provider: container",
+                    also=("spec.sandboxes.provider",),
+                )
         fields = type(sandboxes).model_fields
         for name in ("image", "registry", "network"):
             if (value := getattr(sandboxes, name)) == fields[name].default:

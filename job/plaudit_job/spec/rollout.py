@@ -79,9 +79,10 @@ class ToolSpec(Section):
     """A YAML file in verl's format (``tool_config_path``), which lists tool classes with their configuration."""
     mcp: McpSpec | None = None
     """An MCP server."""
-    sandbox: Literal["", "bash", "files"] = ""
+    sandbox: Literal["", "bash", "session", "files"] = ""
     """Tools in the sample's own machine (``spec.sandboxes``). ``bash``: a command of the shell, whose working folder
-    the next call keeps. ``files``: read, write and edit a file. Default empty: none."""
+    the next call keeps. ``session``: the same, and variables, functions and processes in the background stay as well;
+    not with ``sandboxes.provider: process``. ``files``: read, write and edit a file. Default empty: none."""
     timeout_seconds: float = Field(default=30.0, gt=0)
     """Seconds after which the process of a call is killed; ``onToolFailure`` says what follows. In a machine the model
     reads that its command was stopped. Default 30."""

@@ -74,6 +74,11 @@ def test_a_class_of_an_environment_may_have_the_machine_alone() -> None:
             "the rows of data.validation.path have no tests",
         ),
         (
+            lambda spec: spec["rollout"]["agent"].update(tools=[{"sandbox": "session"}]),
+            "spec.rollout.agent.tools[0].sandbox",
+            "is session, and no process lives from one command to the next with the provider process",
+        ),
+        (
             lambda spec: spec["rollout"]["agent"].update(sandbox=True),
             "spec.rollout.agent.sandbox",
             "is for kind environment with class, and the kind is tools",

@@ -12,11 +12,14 @@ import pytest
 
 from builders import make_prompt
 from chat_tokenizer import chat_tokenizer
+from container_images import IMAGE, why_none
 from episodes import play
 from harbor_tasks import run_machines, write_sum_task
 from namespaces import HAS_NAMESPACES
 from plaudit_job.spec.rollout import AgentSpec, ToolSpec
 from plaudit_job.tasks import read_task
+from plaudit_reward.machines import RunMachines
+from plaudit_reward.providers import ContainerProvider, MachineChoice
 from plaudit_wire.messages import SampleBody
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
@@ -135,6 +138,26 @@ async def test_what_the_policy_brings_about_does_not_end_its_sample(play_in_mach
     assert answers[4] == "alive"
     assert body.sample.failure is None
     assert body.sample.machine
+
+
+@pytest.mark.skipif(bool(why_none()), reason=why_none())
+async def test_a_session_keeps_variables_functions_and_processes(tmp_path: Path) -> None:
+    machines = RunMachines(tmp_path, ContainerProvider(MachineChoice(image=IMAGE)))
+    described = sandbox_tools(AgentSpec(kind="tools", tools=[ToolSpec(sandbox="session", timeout_seconds=60.0)]))
+    shared = MachineTools(machines, described, 1, keeps_variables=True)
+    made = SampleMachine(shared, make_prompt("t-0-1.0"), 0)
+    async with made:
+        try:
+            begins = "cd /tmp; x='a\nb'; export y=2; f() { echo f$1; }; sleep 987 > /dev/null 2>&1 & false"
+            first = await made.call("bash", {"command": begins})
+            second = await made.call(
+                "bash", {"command": "echo \"$x\"; sh -c 'echo $y'; f 3; pwd; grep -l 987 /proc/[0-9]*/cmdline | wc -l"}
+            )
+        finally:
+            machines.provider.remove(tmp_path / made.name)
+    assert first.text == "(exit code 1)"
+    assert second.text.split()[:5] == ["a", "b", "2", "f3", "/tmp"]
+    assert int(second.text.split()[5]) >= 1
 
 
 async def test_calls_of_a_turn_run_in_order(play_in_machine: Play) -> None:

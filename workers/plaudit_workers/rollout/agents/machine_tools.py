@@ -30,6 +30,9 @@ from plaudit_workers.agents.sandbox_tools import sandbox_tools
 from plaudit_workers.rollout.agents.agent import AgentError, MachineCounts
 
 _MOST_PATH_BYTES = 4096
+_RESTORE = "[ -r /tmp/.session ] && . /tmp/.session 2> /dev/null\n"
+_SAVE = "unset BASH_EXECUTION_STRING; { declare -p; declare -f; } 2> /dev/null > /tmp/.session; "
+"""A shell of its own for each call, so that one that hangs costs the others nothing."""
 _READ = 'cat -- "$1"'
 _READ_LINES = 'sed -n "$2,$3p" -- "$1"'
 _READ_WITH_SIZE = 'stat -Lc %s -- "$1" && cat -- "$1"'
@@ -60,6 +63,7 @@ class MachineTools:
     Args:
         max_concurrent: Machines that start and commands that run at the same time.
         counts: are kept up to date.
+        keeps_variables: variables and functions of ``bash`` stay for its next call.
     """
 
     def __init__(
@@ -68,7 +72,10 @@ class MachineTools:
         tools: Sequence[Tool],
         max_concurrent: int,
         counts: MachineCounts | None = None,
+        *,
+        keeps_variables: bool = False,
     ) -> None:
+        self.keeps_variables = keeps_variables
         self.machines = machines
         self.counts = counts or MachineCounts()
         self.tools = {tool.name: tool for tool in tools}
@@ -83,7 +90,9 @@ class MachineTools:
             await asyncio.to_thread(machines.provider.require)
         except ConfigurationError as error:
             raise RefusedError(f"spec.sandboxes: {error}") from error
-        return cls(machines, sandbox_tools(job.spec.rollout.agent), job.spec.sandboxes.max_concurrent, counts)
+        agent, places = job.spec.rollout.agent, job.spec.sandboxes.max_concurrent
+        session = any(tool.sandbox == "session" for tool in agent.tools)
+        return cls(machines, sandbox_tools(agent), places, counts, keeps_variables=session)
 
     def of(self, prompt: Prompt) -> SampleMachine:
         """Return the machine of the sample that the current task holds; entering it makes it."""
@@ -203,7 +212,8 @@ class SampleMachine:
         """Run a command where the one before ended."""
         # A mark that the shell prints at its end tells its folder; a command that writes one moves only itself.
         mark = secrets.token_hex(8)
-        script = f'trap \'printf "\\n%s%s" {mark} "$PWD"\' EXIT\n{_text(arguments, "command")}'
+        before, after = (_RESTORE, _SAVE) if self._shared.keeps_variables else ("", "")
+        script = f'{before}trap \'{after}printf "\\n%s%s" {mark} "$PWD"\' EXIT\n{_text(arguments, "command")}'
         ended = await self._run(["bash", "-c", script], limit_s)
         output, found, directory = ended.output.rpartition(f"\n{mark}")
         if not found:
