@@ -80,12 +80,12 @@ class SandboxHandle:
     """
 
     def __init__(self) -> None:
-        self._send: Callable[[UseMachine], None] | None = None
+        self._send: Callable[[UseMachine], object] | None = None
         self._loop_thread: int | None = None
         self._numbers = itertools.count()
         self._awaited: dict[int, concurrent.futures.Future[MachineReply]] = {}
 
-    def connect(self, send: Callable[[UseMachine], None]) -> None:
+    def connect(self, send: Callable[[UseMachine], object]) -> None:
         """Send requests by ``send``, from any thread; call this on the thread that ``receive`` is called on."""
         self._send, self._loop_thread = send, threading.get_ident()
 
