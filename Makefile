@@ -122,11 +122,11 @@ e2e: install $(if $(PLAUDIT_E2E_KUBECONFIG),,cluster-build) ## tests on a real K
 	PLAUDIT_E2E=1 $(BIN)/pytest -q --durations 20 $(if $(PLAUDIT_E2E_KUBECONFIG),,--numprocesses 2 --no-loadscope-reorder) tests/e2e_cluster
 	$(BIN)/pytest -q tests/sandbox/test_container.py
 
-controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, Kueue, metrics-server, Prometheus
+controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, Kueue, KubeRay, metrics-server, Prometheus
 	@tests/cluster/controllers/controllers build
 
 # On a cluster of its own, whose folder is here, so that it runs beside another one.
-e2e-controllers: controllers-build ## tests with real KEDA, Kueue, HPA and Prometheus on a real Kubernetes (root)
+e2e-controllers: controllers-build ## tests with real KEDA, Kueue, KubeRay, HPA and Prometheus on a real Kubernetes (root)
 	PLAUDIT_E2E=1 PLAUDIT_E2E_STATE=$${PLAUDIT_E2E_STATE:-/tmp/plaudit-controllers} \
 	  $(BIN)/pytest -q tests/e2e_controllers
 

@@ -1,6 +1,6 @@
 """Measure the operator's cost with many RLJobs: a real API server, the operator as a process with the chart's rights.
 
-Each job trains with a reward model and an HPA: 21 children. Nothing but etcd and kube-apiserver runs beside the
+Each job trains with a reward model and an HPA: 20 children. Nothing but etcd and kube-apiserver runs beside the
 operator, in one network with it, so that the figures are of these three: no controller answers a Deployment, and
 whatever writes but leases is the operator's. With ``--controllers`` the controller manager and the scheduler run as
 well, and pods stay pending for want of a node. Six phases:
@@ -62,7 +62,7 @@ CHILDREN = {
     "NetworkPolicy": 5,
     "PodDisruptionBudget": 2,
     "Secret": 1,
-    "Service": 4,
+    "Service": 3,
     "ServiceAccount": 1,
     "StatefulSet": 1,
 }

@@ -30,7 +30,7 @@ from plaudit_metrics.service.api import RunApi
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.steps import KeptSteps
-from plaudit_workers.training.stored_samples import store_groups, write_samples
+from plaudit_workers.stored_samples import store_groups, write_samples
 
 SAMPLES_PER_STEP = 1000
 GROUP = 8

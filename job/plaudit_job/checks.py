@@ -85,6 +85,14 @@ def kubernetes_problems(job: RLJob) -> list[Problem]:
                 "Name a claim that many pods can mount (ReadWriteMany)",
             )
         )
+    if job.spec.reward.auditors and not job.spec.trains and not job.spec.storage.claim_name:
+        problems.append(
+            Problem(
+                "spec.storage.claimName",
+                "is empty; auditors read samples that are stored on a volume",
+                "Name a claim that many pods can mount (ReadWriteMany)",
+            )
+        )
     if job.metadata.name[0].isdigit():
         problem = f"{job.metadata.name!r} begins with a digit; Services have its name, which must begin with a letter"
         problems.append(Problem("metadata.name", problem, f"Name it job-{job.metadata.name}, or such"))

@@ -36,7 +36,8 @@ def perform_calls(source: str, payload: str) -> None:
     exec(task["preamble"], provided)  # noqa: S102 - names that are no definitions of the program
     module.__dict__["__builtins__"] = provided
     with contextlib.suppress(SystemExit):  # the functions that it has defined are still tested
-        exec(compile(source, "<program>", "exec"), module.__dict__)  # noqa: S102 - the purpose of this process
+        code = compile(source, "<program>", "exec", dont_inherit=True)  # not this file's own __future__
+        exec(code, module.__dict__)  # noqa: S102 - the purpose of this process
     session = _Session(module.__dict__)
     answers = [session.answer(operation) for operation in task["operations"]]
     text = printed.buffer.getvalue().decode("utf-8", "replace") if task["printed"] else ""

@@ -66,13 +66,15 @@ def prepared(run: RunProgram) -> Callable[[], None]:
 
 
 def arguments_of(text: str) -> list[Any]:
-    """Return a function's arguments, one JSON text a line; verl's keys of the first one, if it is an object.
+    """Return a function's arguments, one JSON text a line; none for a blank text.
 
-    JSON has text keys only. As in verl they become integers where all of them are; the others stay what they are.
+    JSON has text keys only. As in verl those of a first argument become integers where all of them are; those of
+    further ones, which verl drops then, do as well.
     """
-    arguments = [json.loads(line) for line in text.split("\n")]
-    if isinstance(arguments[0], dict):
-        arguments[0] = with_integer_keys(arguments[0])
+    arguments = [json.loads(line) for line in text.split("\n")] if text.strip() else []
+    first = arguments[0] if arguments else None
+    if isinstance(first, dict) and with_integer_keys(first) is not first:
+        return [with_integer_keys(item) if isinstance(item, dict) else item for item in arguments]
     return arguments
 
 
@@ -82,7 +84,7 @@ def _call_function(source: str, name: str, arguments: list[Any]) -> None:
     in_class = "class Solution" in source
     # Without the next line an empty program would pass where the preamble has such a name, as it has operator.add.
     forget = "" if in_class else f"globals().pop({name!r}, None)"
-    module = _module("tmp_sol", f"{PREAMBLE.rstrip()}; {forget}\n{source}")
+    module = _module("tmp_sol", source, forget)
     holder = module.Solution() if in_class else module
     result = getattr(holder, name)(*arguments)
     _write(encode_result(result))
@@ -92,7 +94,7 @@ def _run_script(source: str) -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - the program's own
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     try:
-        _module("__main__", PREAMBLE + source)
+        _module("__main__", source)
         _join_threads()
     except SystemExit as ended:
         if ended.code not in (None, 0):
@@ -105,7 +107,7 @@ def _run_as_verl_does(source: str, text: str) -> None:
     _remove_modules()
     os.lseek(0, 0, os.SEEK_SET)  # for programs that open file descriptor 0 themselves
     sys.stdin, sys.stdout = _EarlyStdin(text), _Discard()
-    module = _module("tmp_sol", PREAMBLE + as_function(source))
+    module = _module("tmp_sol", as_function(source))
     captured = _Captured()
     sys.stdin, sys.stdout = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8", newline="\n"), captured
     try:
@@ -161,7 +163,6 @@ def _written_line(run: RunProgram, line: int) -> int:
     """Return the line of a run's source that stands in a line of the text that was compiled for it."""
     if run.part != "program":
         return line if run.part == "calls" else 0
-    line -= PREAMBLE.count("\n")
     if run.as_script or run.function is not None:
         return line
     bare = _without_main_guard(run.source)
@@ -182,10 +183,13 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     return (node for statement in body for node in ast.walk(statement) if isinstance(node, ast.stmt))
 
 
-def _module(name: str, source: str) -> Any:
+def _module(name: str, source: str, before: str = "") -> Any:
+    """Run the text as a module, after the usual imports and ``before``."""
     module = types.ModuleType(name)
     sys.modules[name] = module
-    exec(compile(source, _FILE_NAME, "exec"), module.__dict__)  # noqa: S102 - the purpose of this process
+    exec(f"{PREAMBLE}{before}", module.__dict__)  # noqa: S102 - imports of the standard library
+    code = compile(source, _FILE_NAME, "exec", dont_inherit=True)  # not this file's own __future__
+    exec(code, module.__dict__)  # noqa: S102 - the purpose of this process
     return module
 
 

@@ -24,6 +24,9 @@ import msgspec
 from plaudit_sandbox.lifetime import start_module
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, WorkerKilledError
 from plaudit_wire.frames import frame
+from plaudit_wire.logs import get_logger
+
+logger = get_logger(__name__)
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -137,6 +140,9 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Report that programs can be run. From the fork server."""
 
+    unreadable: list[str] = []
+    """Folders of Python's modules that the user of the programs may not read: an import from there fails."""
+
 
 class Unable(msgspec.Struct, frozen=True, tag=True):
     """Report that programs cannot be confined here; ``message`` has the reason and the remedy. From the fork server."""
@@ -206,7 +212,13 @@ class Sandbox:
 
         Raises ``ConfigurationError`` where programs cannot be confined, ``InfrastructureError`` without a process.
         """
-        await asyncio.gather(*(server.start() for server in self._servers))
+        unreadable, *_ = await asyncio.gather(*(server.start() for server in self._servers))
+        if unreadable:
+            logger.warning(
+                "programs run as nobody, who may not read these folders of Python's modules: a program that imports a "
+                "module which is not loaded beforehand fails. Install Python where everybody may read it",
+                folders=unreadable,
+            )
         for server in self._servers:
             self._free.put_nowait(server)
 
@@ -285,7 +297,8 @@ class _ForkServer:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def start(self) -> None:
+    async def start(self) -> list[str]:
+        """Start it; return the folders of Python's modules that its programs may not read."""
         try:
             self._reader, self._writer = await asyncio.open_connection(sock=self._spawn())
             async with asyncio.timeout(_START_WITHIN_S):
@@ -297,6 +310,7 @@ class _ForkServer:
             await self.stop()
             raise ConfigurationError(answer.message)
         assert isinstance(answer, Ready)
+        return answer.unreadable
 
     def _spawn(self) -> socket.socket:
         environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}

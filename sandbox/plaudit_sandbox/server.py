@@ -411,13 +411,13 @@ def main() -> int:
     prepare = messages.receive()
     assert isinstance(prepare, Prepare)
     try:
-        ruleset = _prepare(prepare)
+        ruleset, unreadable = _prepare(prepare)
     except (ConfigurationError, OSError) as error:
         messages.send(Unable(str(error)))
         return 2
     end_with(int(sys.argv[2]))  # a change of user took it back
     template = start_template(ruleset)
-    messages.send(Ready())
+    messages.send(Ready(unreadable))
     with contextlib.suppress(EOFError):
         while True:
             run = messages.receive()
@@ -426,13 +426,16 @@ def main() -> int:
     return 0
 
 
-def _prepare(prepare: Prepare) -> int | None:
-    """Load modules, make the ruleset, give up privileges; return the ruleset, or raise ``ConfigurationError``."""
+def _prepare(prepare: Prepare) -> tuple[int | None, list[str]]:
+    """Load modules, make the ruleset, give up privileges; return the ruleset, and folders that are out of reach now.
+
+    Raises ``ConfigurationError``.
+    """
     architecture()
     for name in _MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    ruleset = None
+    ruleset, folders = None, set()
     if confinement.abi():
         folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
         readable = [*sorted(folders), "/lib", "/lib64", "/usr/lib", "/usr/lib64"]  # of modules and shared libraries
@@ -447,7 +450,7 @@ def _prepare(prepare: Prepare) -> int | None:
     offer_to_the_oom_killer()
     drop_privileges()
     gc.freeze()
-    return ruleset
+    return ruleset, sorted(folder for folder in folders if not os.access(folder, os.R_OK | os.X_OK))
 
 
 def _run(run: RunProgram, template: Template, connection: socket.socket) -> FromServer:

@@ -25,7 +25,8 @@ def test_a_job_trains_completes_and_leaves_nothing_behind(shared: Cluster):
     job = training.copy_digits(STEPS, JOB, lifecycle={"cleanup": "None"})
     job["spec"]["rollout"]["replicas"] = 2
     job["spec"]["reward"]["workers"]["replicas"] = 2
-    job["spec"]["reward"]["scorers"].append(training.reward_model())
+    scorers = job["spec"]["reward"]["scorers"]
+    scorers += [training.reward_model(), {**scorers[0], "name": "again", "audit": {"share": 1.0}}]
     done = shared.apply(job)
     assert done.returncode == 0, done.stderr
     ready: dict[str, str] = {}
@@ -53,6 +54,9 @@ def test_a_job_trains_completes_and_leaves_nothing_behind(shared: Cluster):
     assert not ledger["problems"]
     assert any(row.get("reward_pipeline/scorer/preference/value/mean") is not None for row in rows)
     assert all(row["timing_s/wait_for_gpus"] > 0 for row in rows)
+    # The auditor is the scorer once more: of what it has audited by the last step it says the same.
+    assert rows[-1]["audit/again/groups"] > 0
+    assert rows[-1]["audit/again/value"] == pytest.approx(rows[-1]["audit/again/reward"])
     shared.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", JOB)
     shared.until("nothing left behind", lambda: not left(shared, before), 120)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from idle_jobs import GANG, IMAGE, NAMESPACE, Jobs, gang_job, idle
+import pytest
+from controllers import with_controllers
+from idle_jobs import GANG, IMAGE, NAMESPACE, Jobs, gang_job, idle, prepare
 from operator_process import OperatorProcess, kubeconfig_of_the_chart
 from real_cluster import Cluster
 
@@ -138,6 +141,22 @@ class QueuedJobs(Jobs):
     def kubectl(self, *arguments: str) -> None:
         """Run kubectl in the jobs' namespace."""
         self.cluster.kubectl("--namespace", NAMESPACE, *arguments)
+
+
+@contextmanager
+def jobs_in_a_queue(cluster: Cluster, folder: Path, *controllers: str) -> Iterator[QueuedJobs]:
+    """Yield a namespace with Kueue's queue ``team``, an operator of its own, and further controllers beside Kueue."""
+    if not cluster.own:
+        pytest.skip("needs a cluster whose GPUs nobody else uses")
+    prepare(cluster, folder)
+    with_controllers(cluster, *controllers, "kueue")
+    create_queue(cluster)
+    jobs = QueuedJobs(cluster, folder)
+    yield jobs
+    jobs.delete_all()
+    jobs.operator.stop()
+    for kind in ("localqueue", "clusterqueue", "resourceflavor"):
+        cluster.kubectl("--namespace", NAMESPACE, "delete", kind, "--all", check=False)
 
 
 class Faults:

@@ -10,9 +10,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from controllers import with_controllers
-from idle_jobs import NAMESPACE, prepare
-from queued_jobs import GPUS_OF_A_JOB, PODS_OF_A_JOB, Faults, QueuedJobs, create_queue, queued_job
+from idle_jobs import NAMESPACE
+from queued_jobs import GPUS_OF_A_JOB, PODS_OF_A_JOB, Faults, QueuedJobs, jobs_in_a_queue, queued_job
 from real_cluster import Cluster
 
 pytestmark = pytest.mark.timeout(7200)
@@ -24,18 +23,8 @@ _FAULTS_OF_A_JOB = 5
 @pytest.fixture(scope="module")
 def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QueuedJobs]:
     """Yield a namespace with Kueue's queue ``team`` and an operator of its own."""
-    if not definition.own:
-        pytest.skip("needs a cluster whose GPUs nobody else uses")
-    folder = tmp_path_factory.mktemp("kueue")
-    prepare(definition, folder)
-    with_controllers(definition, "kueue")
-    create_queue(definition)
-    jobs = QueuedJobs(definition, folder)
-    yield jobs
-    jobs.delete_all()
-    jobs.operator.stop()
-    for kind in ("localqueue", "clusterqueue", "resourceflavor"):
-        definition.kubectl("--namespace", NAMESPACE, "delete", kind, "--all", check=False)
+    with jobs_in_a_queue(definition, tmp_path_factory.mktemp("kueue")) as jobs:
+        yield jobs
 
 
 def test_a_job_is_admitted_whole_and_the_quota_covers_its_reward_model(jobs: QueuedJobs):

@@ -24,8 +24,8 @@ from plaudit_wire.records import CallRecord, GroupRecord, ScorerRecord, ScoringR
 from plaudit_workers.agents.messages import Trajectory
 from plaudit_workers.cli import main
 from plaudit_workers.commands.rescore_rows import stored_groups
+from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.stream.groups import Group, GroupSample
-from plaudit_workers.training.stored_samples import store_groups
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES: list[dict[str, Any]] = [

@@ -17,7 +17,7 @@ from plaudit_metrics.sources.steps import append_step
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_metrics.terminal.commands import steps, steps_arguments, trace, trace_arguments
 from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
-from plaudit_workers.training.stored_samples import store_groups
+from plaudit_workers.stored_samples import store_groups
 
 Build = Callable[..., Any]
 ID = "t-0-1.0"

@@ -21,7 +21,7 @@ from plaudit_metrics.sources.snapshot import QueueHistory, RunSnapshot, StreamDe
 from plaudit_metrics.sources.steps import KeptSteps
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.records import WaitRecord, WorkerRecord
-from plaudit_workers.training.stored_samples import store_groups
+from plaudit_workers.stored_samples import store_groups
 
 Build = Callable[..., Any]
 PATHS: dict[str, Any] = document("demo")["paths"]

@@ -17,8 +17,8 @@ from plaudit_wire.records import (
     Stamps,
     TurnRecord,
 )
+from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.stream.groups import Group, GroupSample
-from plaudit_workers.training.stored_samples import store_groups
 
 STEPS, GROUPS, SIZE = 6, 4, 4
 OPENED = 1_780_000_000.0

@@ -20,8 +20,8 @@ from plaudit_metrics.statistics import integrity
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import GroupRecord, ScorerRecord, ScoringRecord, Stamps
 from plaudit_workers.cli import main
+from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.stream.groups import Group, GroupSample
-from plaudit_workers.training.stored_samples import store_groups
 
 STEPS, GROUPS, SIZE = 8, 6, 6
 WORDS = ["".join(letters) for letters in itertools.product("bdfgk", "aeiou", "lmnrst", "aeiou")]

@@ -14,8 +14,8 @@ from plaudit_metrics.sources.audits import append_audit, audits_file
 from plaudit_metrics.statistics.audits import AuditedGroup, AuditedSample
 from plaudit_wire.records import GroupRecord, ScorerRecord, ScoringRecord, Stamps
 from plaudit_workers.cli import main
+from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.stream.groups import Group, GroupSample
-from plaudit_workers.training.stored_samples import store_groups
 
 STEPS, GROUPS, SIZE = 36, 8, 4
 Capture = pytest.CaptureFixture[str]

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_workers.cli import main
-from plaudit_workers.training.stored_samples import store_groups
+from plaudit_workers.stored_samples import store_groups
 from stored_conversations import write_conversations
 
 Capture = pytest.CaptureFixture[str]

@@ -216,6 +216,8 @@ class Service(msgspec.Struct, frozen=True):
     """Samples that one session may have in work. A larger group is accepted when nothing else is in work."""
     memory_share: float = ADMISSION_MEMORY_SHARE
     """Submissions are refused above this share of Redis's memory."""
+    kept_share: float = 0.0
+    """Share of the groups that are stored with their results, for auditors."""
 
 
 class GroupDelivery(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -61,6 +61,10 @@ class Names:
         """Hash: ``<judge>:<status>`` to the number of such requests. Reward workers write it (HINCRBY)."""
         self.judge_tokens = self.prefix + "judges:tokens"
         """Hash: ``<judge>:prompt`` and ``<judge>:completion`` to tokens. Written like ``judges``."""
+        self.kept = self.prefix + "kept"
+        """Sorted set of a service's groups that wait to be stored for auditors, by their end (server's clock)."""
+        self.kept_batch = self.prefix + "kept_batch"
+        """Sorted set of those that are being stored, by the number of their file."""
         self.audit_attempts = self.prefix + "audits"
         """Hash: group to the number of workers that have begun to audit it, until one has ended."""
 
@@ -71,6 +75,10 @@ class Names:
     def group(self, group_id: str) -> str:
         """Return the key of one group's hash."""
         return f"{self.prefix}group:{group_id}"
+
+    def kept_group(self, group_id: str) -> str:
+        """Return the key of the hash of a group that waits to be stored."""
+        return f"{self.prefix}kept:{group_id}"
 
     def session(self, session: str, part: Literal["groups", "results"]) -> str:
         """Return the key of a client session's submissions or results."""

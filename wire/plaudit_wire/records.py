@@ -22,6 +22,7 @@ first taken; the scoring. ``-`` stands for a missing field.
 
 from __future__ import annotations
 
+import zlib
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
@@ -35,10 +36,12 @@ OUTCOMES: tuple[Outcome, ...] = ("scored", "data_error", "infra_error", "timeout
 NO_STEP = -1
 """The step of samples that belong to no step: a client of a scoring service submitted them."""
 Split = Literal["train", "validation"]
-GroupEnd = Literal["trained", "evaluated", "dropped"]
+GroupEnd = Literal["trained", "evaluated", "dropped", "returned"]
+"""``returned``: by a reward service to its caller."""
 CallOutcome = Literal["ok", "error", "timeout", "killed", "refused"]
 """The end of a tool call. ``error``: the tool raised. ``timeout``: it passed its limit. ``killed``: its process ended.
 ``refused``: it was never run, because the tool is unknown, its arguments are invalid or a limit was reached."""
+_DRAW_PARTS = 1 << 16
 PAUSE: Final = "pause"
 """``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before admitting their
 prompts again."""
@@ -212,6 +215,14 @@ class SampleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     generation: GenerationRecord | None = None
     deliveries: int = 1
     """Deliveries to reward workers: the first one, and one for each lapsed lease."""
+
+
+def is_drawn(name: str, share: float) -> bool:
+    """Return True if a name belongs to a share of all names; every process draws the same, and larger shares hold more.
+
+    UTF-8 has no lone surrogates, which ids from outside may hold.
+    """
+    return zlib.crc32(name.encode(errors="replace")) % _DRAW_PARTS < share * _DRAW_PARTS
 
 
 class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):

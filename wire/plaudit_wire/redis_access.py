@@ -34,6 +34,8 @@ _GROUP = "hget hmget hset hsetnx exists"
 _LEASES = "hget hset hdel"
 _COUNT = Grant("counters", "hincrby")
 _BEAT = (Grant("workers", "zadd zrem zrangebyscore"), Grant("workers:records", "hset hdel hmget"))
+_KEEP = (Grant("group:* kept:*", "rename"), Grant("kept", "zadd zcard"))
+"""Keep a service's group for its auditors."""
 _CLIENT = (
     Grant("", f"{_CALL} scan"),
     Grant("service", "get"),
@@ -41,6 +43,7 @@ _CLIENT = (
     Grant("groups", "xadd xack xdel"),
     Grant("events", "xadd"),
     Grant("group:*", f"{_GROUP} unlink"),
+    *_KEEP,
     Grant("open sessions", "zadd zrem zscore zrangebyscore"),
     Grant("session:*", "hget hmget hset hdel hlen hkeys hrandfield unlink"),
     Grant("session:*", "xadd xdel xread zadd zrem zscore zrangebyscore zremrangebyrank expire"),
@@ -91,6 +94,10 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
         Grant("cache:*", "hget hset hlen expire"),
         Grant("audits", "hincrby hdel"),
         Grant("audit:*", "set get del pexpire"),
+        *_KEEP,
+        Grant("kept kept_batch", "zrange zrangebyscore zadd zrem"),
+        Grant("kept:*", "hget hmget unlink"),
+        Grant("counters", "hget hset"),
         _COUNT,
         *_BEAT,
     ),

@@ -113,10 +113,23 @@ def _when(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator
 
 
 def _audit(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
-    """Check a scorer that audits, or is watched: it reads the samples that a trainer stores."""
+    """Check a scorer that audits, or is watched: it reads stored samples."""
+    if scorer.drift is not None and not spec.trains:
+        yield Problem(
+            f"{field}.drift",
+            "asks again about the samples of the first step, but this job has no trainer",
+            "Set it in the job that trains, which may call this service (kind: service)",
+        )
+    if scorer.audit is not None and not spec.trains and scorer.audit.every_steps != 1:
+        yield Problem(f"{field}.audit.everySteps", "counts steps, but this job has no trainer", "Remove it")
     for name, given in (("audit", scorer.audit is not None), ("drift", scorer.drift is not None)):
-        if given:
-            yield from _stored_samples(f"{field}.{name}", spec)
+        if given and not spec.metrics.keep_samples:
+            yield Problem(
+                f"{field}.{name}",
+                "reads stored samples, but metrics.keepSamples is false",
+                "Remove keepSamples: false, or this field",
+                also=("spec.metrics.keepSamples",),
+            )
     if scorer.drift is not None and scorer.scope == "group":
         remedy = "Remove it, or set scope to sample"
         yield Problem(f"{field}.drift", "scores single samples again, but scope is group", remedy)
@@ -131,27 +144,6 @@ def _audit(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
     ):
         if given:
             yield Problem(f"{field}.{name}", "cannot be combined with audit", remedy, also=(f"{field}.audit",))
-
-
-def _stored_samples(field: str, spec: Spec) -> Iterator[Problem]:
-    if not spec.trains:
-        yield Problem(
-            field,
-            "reads the samples that a trainer stores, but this job has no trainer",
-            "Set it in the job that trains, which may call this service (kind: service), or score stored samples with "
-            "plaudit rescore",
-        )
-    elif not spec.metrics.keep_samples:
-        yield Problem(
-            field,
-            "reads stored samples, but metrics.keepSamples is false",
-            "Remove keepSamples: false, or this field",
-            also=("spec.metrics.keepSamples",),
-        )
-    elif spec.data.images is not None:
-        yield Problem(
-            field, "reads stored samples, which hold no images", "Remove this field", also=("spec.data.images",)
-        )
 
 
 def _scope(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:

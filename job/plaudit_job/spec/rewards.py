@@ -272,7 +272,7 @@ class AuditSpec(Section):
     share: float = Field(default=0.05, gt=0, le=1)
     """Share of the groups that it scores, drawn by their ids: a repeated run draws the same. Default 0.05."""
     every_steps: int = Field(default=1, ge=1, le=1_000_000)
-    """Only groups of every so many steps. Default 1."""
+    """Only groups of every so many steps; in a job that trains. Default 1."""
 
 
 class DriftSpec(Section):
@@ -315,8 +315,9 @@ class ScorerSpec(Section):
     the network, ``inline`` is the event loop of one child process. Default: process for plain functions, inline for
     async ones."""
     audit: AuditSpec | None = None
-    """Make it an auditor: it scores a share of the training groups once their step has closed, in reward workers with
-    room to spare, and is no part of the reward. Nothing waits for it. Default: it scores every sample."""
+    """Make it an auditor: it scores a share of the training groups once their step has closed (in a service, of the
+    groups that callers got back), in reward workers with room to spare, and is no part of the reward. Nothing waits for
+    it. Default: it scores every sample."""
     drift: DriftSpec | None = None
     """Score some samples of the first step again from time to time, as an auditor does, and compare with their first
     values: a judge or an endpoint may change behind its name. Default: never."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from pathlib import Path
 
 import uvicorn
 from prometheus_client import disable_created_metrics
@@ -23,15 +24,18 @@ from plaudit_metrics.service.series.run import SERVICE, RunInfo, RunSeries
 from plaudit_metrics.service.settings import ServiceSettings
 from plaudit_metrics.service.traces import MissingPackageError, SpanSender
 from plaudit_metrics.service.view import RunView
+from plaudit_metrics.sources.audits import AuditHistory
 from plaudit_metrics.sources.snapshot import take_snapshot
 from plaudit_metrics.sources.steps import FILE_NAME, KeptSteps, read_steps
 from plaudit_metrics.sources.stream import EventReader
+from plaudit_metrics.statistics.audits import TREND_STEPS
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 from plaudit_wire.redis import OUTAGE, Outages
 
 logger = get_logger(__name__)
 _LOOK_EVERY_S = 2.0
+_AUDITS_EVERY_S = 5.0
 _END_WITHIN_S = 2
 """Open connections of scrapers delay the shutdown no longer."""
 _REDIS_WITHIN_S = 30.0
@@ -100,8 +104,23 @@ async def _serve_on(
         tasks.create_task(server.serve(sockets=[listener]))
         tasks.create_task(reader.run(stop))
         tasks.create_task(snapshots.run(stop))
+        if settings.schedule == SERVICE and settings.run_folder is not None:
+            tasks.create_task(_show_audits(settings.run_folder, series, stop))
         await stop.wait()
         server.should_exit = True
+
+
+async def _show_audits(run_folder: Path, series: RunSeries, stop: asyncio.Event) -> None:
+    """Show the figures of a service's auditors, which no trainer computes with its steps."""
+    history = AuditHistory(run_folder, TREND_STEPS)
+    while not stop.is_set():
+        try:
+            series.show_audits(await asyncio.to_thread(history.figures))
+        except OSError as error:
+            logger.warning("cannot read the audits; retrying", error=str(error))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AUDITS_EVERY_S):
+                await stop.wait()
 
 
 class _SnapshotTaker:

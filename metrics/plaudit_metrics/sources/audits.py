@@ -7,7 +7,6 @@ resume rolled back are left out.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -17,18 +16,24 @@ import msgspec
 from plaudit_metrics.sources.sample_schema import FOLDER as SAMPLES
 from plaudit_metrics.sources.sample_schema import surviving_files
 from plaudit_metrics.sources.steps import append_line
-from plaudit_metrics.statistics.audits import AuditedGroup, AuditorReport, Rescored, auditor_reports
-from plaudit_wire.records import ScorerRecord
+from plaudit_metrics.statistics.audits import (
+    WAITING,
+    AuditedGroup,
+    AuditorReport,
+    Rescored,
+    auditor_reports,
+    step_figures,
+)
+from plaudit_wire.records import ScorerRecord, is_drawn
 
 FOLDER = "audits"
 """Folder of the files, in the run's folder."""
-_PARTS = 1 << 16
 T = TypeVar("T")
 
 
-def is_drawn(group: str, step: int, share: float, every_steps: int) -> bool:
+def is_audited(group: str, step: int, share: float, every_steps: int) -> bool:
     """Return True if an auditor with that share scores the group; by its id, so that every process draws the same."""
-    return step % every_steps == 0 and zlib.crc32(group.encode(errors="replace")) % _PARTS < share * _PARTS
+    return step % every_steps == 0 and is_drawn(group, share)
 
 
 def audits_file(run_folder: Path, samples: Path) -> Path:
@@ -101,6 +106,17 @@ class AuditHistory:
         paths = [audits_file(self._folder, path) for path in kept]
         self._read = {path: found for path in paths if (found := self._of_file(path)) is not None}
         return [group for _, groups in self._read.values() for group in groups]
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures after the newest step by their keys; empty without audits.
+
+        How many groups still wait is left out: the trainer knows what it has drawn.
+        """
+        groups = self.read()
+        names = sorted({name for group in groups for name in group.auditors})
+        newest = max((group.step for group in groups), default=0)
+        found = step_figures(groups, names, {}, newest)
+        return {key: value for key, value in found.items() if not key.endswith(WAITING)}
 
     def reports(self, most: int) -> list[AuditorReport]:
         """Return what each auditor says of these steps, with so many of its widest disagreements."""

@@ -1,7 +1,7 @@
 """Define the files of stored samples: their names, their columns, and what each column holds, in both directions.
 
 ``samples/step-000012-i1.parquet`` has the samples of step 12 as incarnation 1 of the trainer closed it, one row each.
-The trainer writes them (``training.stored_samples``); the metrics service, ``plaudit samples`` and ``plaudit rescore``
+The trainer writes them (``stored_samples``); the metrics service, ``plaudit samples`` and ``plaudit rescore``
 read them. docs/stored-samples.md describes the columns to users.
 
 Fields without a fixed shape are JSON (``…_json``). Points in time (``…_at``) are seconds since the epoch, durations

@@ -30,6 +30,8 @@ from plaudit_wire.records import ScorerRecord
 KEY = "audit/"
 """Prefix of the figures of a step."""
 DRIFT_KEY = "drift/"
+WAITING = "/waiting"
+"""Ending of the key of drawn groups that are still open."""
 WINDOW_STEPS = 20
 """The figures of a step are over the audited groups of so many newest steps."""
 BLOCKS = 24
@@ -366,7 +368,7 @@ def step_figures(
         done = {group.group for group in newest if auditor in group.auditors}
         figures[f"{key}/groups"] = float(of_auditor.groups)
         figures[f"{key}/failed"] = float(of_auditor.failed)
-        figures[f"{key}/waiting"] = float(len(drawn.get(auditor, set()) - done))
+        figures[f"{key}{WAITING}"] = float(len(drawn.get(auditor, set()) - done))
         figures |= {f"{key}/source/{source}": value for source, value in agreement_by_source(newest, auditor).items()}
         if (found := trend(group_figures(audits, auditor))) is not None:
             figures[f"{key}/diverges"] = found.diverges

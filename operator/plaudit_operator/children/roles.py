@@ -464,14 +464,16 @@ def trainer_template(context: JobContext) -> Manifest:
         grace_s=_LAST_UPDATE_WITHIN_S,
         gpus=ranks_per_pod,
         restart_policy="Never",
-        pod_fields={"subdomain": context.role_object(TRAINER_ROLE)},
+        pod_fields={"subdomain": context.role_object(TRAINER_ROLE)} if trainer.ranks > 1 else {},
     )
     return pod_template(context, process)
 
 
-def trainer_service(context: JobContext) -> Manifest:
-    """Return the Service that gives the ranks' pods DNS names, even before they are ready."""
-    return _service_of_ranks(context, TRAINER_ROLE, {"rendezvous": names.RENDEZVOUS_PORT})
+def trainer_service(context: JobContext) -> list[Manifest]:
+    """Return the Service that gives the ranks' pods DNS names, even before they are ready; none for a single rank."""
+    if context.spec.trainer.ranks == 1:
+        return []
+    return [_service_of_ranks(context, TRAINER_ROLE, {"rendezvous": names.RENDEZVOUS_PORT})]
 
 
 def trainer_job(context: JobContext, template: Manifest, attempt: int, *, suspend: bool) -> Manifest:

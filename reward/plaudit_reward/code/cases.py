@@ -116,7 +116,7 @@ def _check_asserts(expected: list[str | None], behind: list[str]) -> None:
 def _check_json(inputs: list[str], expected: list[str | None]) -> None:
     for index, (stdin, result) in enumerate(zip(inputs, expected, strict=True)):
         try:
-            for line in stdin.split("\n"):
+            for line in stdin.split("\n") if stdin.strip() else ():
                 json.loads(line)
             if result is not None:
                 json.loads(result)

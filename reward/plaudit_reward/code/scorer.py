@@ -67,8 +67,9 @@ class LocalBackend:
 
     def program(self, response: str) -> str | None:
         """Return the last block of Python; the whole response, up to a fence, where it has none."""
-        _, fence, block = response.rpartition("```python")
-        program = None if fence and not block.startswith("-") else last_block(response)  # python-repl
+        before, fence, block = response.rpartition("```python")
+        as_in_verl = fence and not block.startswith("-") and not before.endswith("`")  # python-repl; a longer fence
+        program = None if as_in_verl else last_block(response)
         if program is not None:
             return program
         program = without_attributes(block.partition("```")[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from plaudit_reward.rules.units import MULTIPLIERS, UNITS
+from plaudit_reward.rules.units import MULTIPLIERS, UNITS, si_unit, unit_product
 
 WORD, WORD_END = "\x02", "\x03"
 _SIGNS = {
@@ -58,7 +58,7 @@ _THIN = re.compile(
     r"(?<=\d)(?:\s*(?:\\[,!]|[\u2009\u202f\u00a0]|\{,\}|\{\\,\}|,\s*\\!|\\(?:text|mathrm)\{,\}|"
     r"\\thinspace\b)\s*)+(?=\d)(?!\d{1,2}\s*/)"
 )
-_DECIMAL_COMMA = re.compile(r"(?<![\d,}])(\d+)\{,\}(?!\d{3}(?!\d))(?=\d)(?!\d*\{,\})")
+_DECIMAL_COMMA = re.compile(r"(?:(?<![\d,}])|(?<=\d\\,))(\d+)\{,\}(?!\d{3}(?!\d))(?=\d)(?!\d*\{,\})")
 _SPACES = re.compile(
     r"(?<!\\)\\[,!;: ]|~|\\(?:q?quad|thinspace|hspace\*?\{[^{}]*\}|hfill|noindent|limits|nolimits)(?![a-zA-Z])"
 )
@@ -113,6 +113,8 @@ _COMMANDS = {
     "pounds": "£",
     "euro": "€",
     "operatorname": "",
+    "overrightarrow": "\\vec",
+    "top": "T",
     "Longrightarrow": " ",
     "Rightarrow": " ",
     "to": "→",
@@ -124,7 +126,7 @@ _TEXTS = re.compile(
 )
 _BOLD = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|mathit|mathnormal|mathcal|mathscr|underline|"
-    r"cancel|emph|boxed|fbox|uline)\s*(?=\{)"
+    r"cancel|emph|boxed|fbox|uline)\s*(?=\{)|\\vec\s*(?=\{\s*[A-Za-z]\s*\}|[A-Za-z])"
 )
 _BLACKBOARD = re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?|(?:\A|(?<=\\in)|(?<=\\in )|(?<=∈))\\mathbf\s*\{([A-Z])\}")
 _MARK = r"\\(?:mathbf|boldsymbol|bm|textbf|vec|hat|widehat)\s*"
@@ -146,6 +148,7 @@ _COUNTING = re.compile(
 """Numbers of choices and of arrangements, such as ``{}_{10}C_3``, ``C_{10}^3``, ``10C3``."""
 _BRACKETED_RECURRING = re.compile(r"(?<![\d)])(\d*\.\d*)\((\d+)\)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?: \d{3})+)(?![\d]| *\\?/)")
+_SHORT_IN_BRACKETS = re.compile(r"\(.{0,2}|\([iv]{1,4}\)")
 _MATH_IN_TEXT = re.compile(r"[\s\d.,+\-*/^=()\[\]%:;$]*")
 _OVER = re.compile(r"(?:\{|\A)([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)(?:\}|\Z)")
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
@@ -160,18 +163,20 @@ _OHM = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\Omega(?![a-zA-Z])")
 _LITRES = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\ell(?![a-zA-Z])")
 _MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)")
 _CURRENCY_NAMES = re.compile(r"(?<![A-Za-z])(?:(USD|US(?=¤))|(Rs\.?|INR)|(EUR)|(GBP))\s*(?=¤?\d)")
-_CURRENCIES = frozenset("¤€£¥₹")
+_CURRENCIES = {**{sign: sign for sign in "¤€£¥₹"}, "US¤": "¤", "USD": "¤", "EUR": "€", "GBP": "£", "INR": "₹"}
+"""Signs by what stands in ``\\text{…}`` before or behind an amount."""
 _FUNCTION_NAMES = frozenset(
     re.findall(
         r"\w+",
         "sin cos tan sec csc cot sinh cosh tanh arcsin arccos arctan asin acos atan exp floor ceil ln log lg sqrt "
-        "cbrt gcd lcm max min pi abs inf infinity mod bmod",
+        "cbrt cis gcd lcm max min pi abs inf infinity mod bmod",
     )
 )
 _LETTERS = re.compile(r"[A-Za-z]+")
 _UNIT_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+")
 _CONSTANT = re.compile(rf"(?<=\+)\s*{WORD}(?:(?:an? )?(?:arbitrary )?(?:constant|const)){WORD_END}")
 _LETTER_OF_UNIT = re.compile(rf"(?<=[\d ])([a-zA-Z])(?=\s*/\s*{WORD})")
+_POLAR = re.compile(r"(?<=[\d})])\s*\\angle(?![a-zA-Z])\s*(?=-?[\d\\({])")
 _MINUS = re.compile(rf"{WORD}(?i:minus|negative){WORD_END}\s*(?=[\d\\(])")
 _OTHER_SCRIPTS = "\u0400-\u04ff\u0600-\u06ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _PLAIN_WORD = re.compile(
@@ -184,9 +189,43 @@ _PROSE = frozenset(
 _PRODUCT = re.compile(r"[abcdkmnpqrstuvwxyz]{3,4}")
 
 
+_NUM = re.compile(r"\\num\s*\{([^{}]*)\}")
+_QUANTITY = re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_CHEMISTRY = re.compile(r"\\ce\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_DEGREES_OF = re.compile(
+    r"(?:\{\}\s*)?\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*(?:\\(?:text|mathrm|rm)\s*\{\s*([CF])\s*\}|([CF]))(?![a-zA-Z])"
+)
+_UPRIGHT = r"\\(?:text|mathrm|mathsf|rm)\s*\{((?:[^{}]|\{-?\d?\})*)\}"
+_UNIT_NAMES = re.compile(_UPRIGHT + r"(?!\s*\^)")
+_UNITS_OVER = re.compile(
+    r"\\[dt]?frac\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+    rf"|{_UPRIGHT}\s*/\s*\(((?:[^(){{}}]|\{{[^{{}}]*\}})*)\)"
+)
+
+
+def _units(text: str) -> str:
+    """Mark products and quotients of units, such as those of a heat capacity, as one word."""
+
+    def upright(found: re.Match[str]) -> str:
+        units = unit_product(found[1])
+        return f"{WORD}{units}{WORD_END}" if units else found[0]
+
+    def over(found: re.Match[str]) -> str:
+        above, below = (re.sub(_UPRIGHT, r" \1 ", part) for part in found.groups() if part is not None)
+        names = re.search(_UPRIGHT, found[0]) is not None
+        units = unit_product(f"{above}/({below})") if names else ""
+        return f"{WORD}{units}{WORD_END}" if units else found[0]
+
+    text = _DEGREES_OF.sub(lambda found: f"°{found[1] or found[2]}", text)
+    return _UNIT_NAMES.sub(upright, _UNITS_OVER.sub(over, text))
+
+
 def plain_text(text: str) -> str:
     """Return the answer in the one spelling that this module's first lines describe."""
-    text = _without_dollars(_unicode(text.strip()))
+    text = _QUANTITY.sub(lambda found: f"{found[1]}\\text{{ {si_unit(found[2])}}}", _NUM.sub(r"\1", text))
+    text = _CHEMISTRY.sub(lambda found: re.sub(r"(?<=[A-Za-z)])(\d+)", r"_\1", found[1]), text)
+    text = _POLAR.sub(r"\\operatorname{cis} ", text)
+    text = _units(_without_dollars(_unicode(text.strip())))
     text = _OVER.sub(lambda found: f"\\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
     text = _CURRENCY_NAMES.sub(lambda found: "¤₹€£"[(found.lastindex or 1) - 1], text).replace("¤¤", "¤")
     text = _COUNTING.sub(_counted, _RAISED_FRACTION.sub(r"\\frac{\1}{\2}", _ROW_SPACE.sub(r"\\\\", text)))
@@ -205,10 +244,13 @@ def plain_text(text: str) -> str:
     )
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), _BOLD.sub("", text))
     text = text.replace("\\%", "%").replace("**", "^") if not text.startswith("**") else text.strip("*")
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠"))
+    text = re.sub(
+        r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠")
+    )
     text = _numbers(text)
     text = _UNIT_FRACTION.sub(r"\1/\2", _marked_words(text))
     text = _LETTER_OF_UNIT.sub(lambda found: f"{WORD}{found[1]}{WORD_END}" if found[1] in UNITS else found[1], text)
+    text = _COMPARED.sub(lambda found: " ≥≤><"[found.lastindex or 0], text)
     text = _MINUS.sub("-", _CONSTANT.sub(" C", text))
     return _trimmed(re.sub(r"\s+", " ", text))
 
@@ -254,10 +296,10 @@ def _words_of_commands(text: str) -> str:
     def words(found: re.Match[str]) -> str:
         inside = _SPACES.sub(" ", found[1])
         bare = inside.strip()
-        if _MATH_IN_TEXT.fullmatch(bare) or (bare.startswith("(") and len(bare) <= 3):
+        if _MATH_IN_TEXT.fullmatch(bare) or _SHORT_IN_BRACKETS.fullmatch(bare):
             return f" {inside} "
         if bare in _CURRENCIES:
-            return bare
+            return _CURRENCIES[bare]
         if bare in _FUNCTION_NAMES and bare not in UNITS:
             return f"\\{bare} "
         if len(bare) == 1 and bare not in UNITS:
@@ -289,39 +331,59 @@ def _numbers(text: str) -> str:
     return _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), text)
 
 
+_COMPARED = re.compile(
+    rf"(?<=[A-Za-z)}}])\s*{WORD}(?:is |are |must be |should be )?(?:(at least|no less than|greater than or equal to)|"
+    rf"(at most|no more than|less than or equal to)|((?:strictly )?(?:greater|more) than)|((?:strictly )?less than))"
+    rf"{WORD_END}"
+)
+"""As in ``k \text{ is at least } 4``."""
+
+
 def _marked_words(text: str) -> str:
     """Mark the plain words, and leave functions, variables and their products."""
     pieces = re.split(f"({WORD}[^{WORD_END}]*{WORD_END})", text)
-    pieces[::2] = [_PLAIN_WORD.sub(_mark, piece) for piece in pieces[::2]]
+    pieces[::2] = [_PLAIN_WORD.sub(_marked_word, piece) for piece in pieces[::2]]
     text = "".join(pieces)
     return re.sub(f"{WORD_END}(?:\\s+(an?)\\s+|\\s*){WORD}", lambda found: f" {found[1]} " if found[1] else " ", text)
 
 
-def _mark(found: re.Match[str]) -> str:
-    word, lower = found[0], found[0].lower()
-    before = found.string[: found.start()].rstrip()
-    behind = found.string[found.end() : found.end() + 1]
-    if found.string[: found.start()].endswith(("_{", "_", "\\overline{", "\\overrightarrow{", "\\begin{", "\\end{")):
-        return word
+def _marked_word(found: re.Match[str]) -> str:
+    return f"{WORD}{found[0]}{WORD_END}" if _is_word(found) else found[0]
+
+
+_NAME_FOLLOWS = ("_{", "_", "\\overline{", "\\overrightarrow{", "\\vec{", "\\begin{", "\\end{")
+_COUNTED = re.compile(r"(?:[\d})¤°]| sq| cu)\s*\Z")
+"""What stands before a unit, or before what is counted."""
+
+
+def _is_word(found: re.Match[str]) -> bool:
+    """Return True for a word of prose or a unit, False for a function, a name, or variables side by side."""
+    word, before, behind = found[0], found.string[: found.start()], found.string[found.end() :]
+    if before.endswith(_NAME_FOLLOWS):
+        return False
     if not word.isascii():
-        return f"{WORD}{word}{WORD_END}"
-    counted = before[-1:].isdigit() or before[-1:] in ("}", ")", "¤", "°") or before.endswith((" sq", " cu"))
-    if lower in _FUNCTION_NAMES and not (counted and word in UNITS):
-        return word if lower != "mod" else f"{WORD}{word}{WORD_END}"
-    if len(word) > 2 and all(len(part) < 3 or _PRODUCT.fullmatch(part) for part in word.split("-")) and "-" in word:
-        return word
-    spaced = found.start() > 0 and found.string[found.start() - 1].isspace()
+        return True
+    counted = _COUNTED.search(before) is not None
+    if word.lower() in _FUNCTION_NAMES:
+        return word.lower() == "mod" or (counted and word in UNITS)
+    if "-" in word:  # ab-cd is a difference of products
+        return any(len(part) > 2 and not _PRODUCT.fullmatch(part) for part in word.split("-"))
+    behind_blank = before[-1:].isspace()
     if len(word) == 2:
-        unit = (counted and (word in UNITS or lower in ("sq", "cu"))) or (lower in UNITS and counted and spaced)
-        names_points = word.isupper() and not unit
-        return f"{WORD}{word}{WORD_END}" if unit or (lower in _SHORT_WORDS and not names_points) else word
-    alone = not (before or behind) and bool(set(word) & set("aeiou"))
-    named = lower in _PROSE or word in UNITS or word in MULTIPLIERS
-    if _PRODUCT.fullmatch(word) and not (named or alone or (counted and spaced)):
-        return word
-    if word.isupper() and len(word) <= 4 and (before[-1:] in ("=", "+", "-", "∠") or behind in ("=", "+", "^")):
-        return word
-    return f"{WORD}{word}{WORD_END}"
+        return _is_word_of_two_letters(word, counted, behind_blank)
+    if _PRODUCT.fullmatch(word):
+        alone = not (before.strip() or behind) and bool(set(word) & set("aeiou"))
+        known = word in _PROSE or word in UNITS or word in MULTIPLIERS
+        return alone or known or (counted and behind_blank)
+    names_points = word.isupper() and len(word) <= 4
+    return not (names_points and (before.rstrip()[-1:] in ("=", "+", "-", "∠") or behind[:1] in ("=", "+", "^")))
+
+
+def _is_word_of_two_letters(word: str, counted: bool, behind_blank: bool) -> bool:
+    lower = word.lower()
+    if counted and (word in UNITS or lower in ("sq", "cu") or (lower in UNITS and behind_blank)):
+        return True
+    return lower in _SHORT_WORDS and not word.isupper()
 
 
 def _trimmed(text: str) -> str:

@@ -47,7 +47,8 @@ _EMPTY = Bracketed("set", ())
 _EMPTY_WORDS = re.compile(
     r"(there (is|are) )?(no|none|empty set|null set|no (real|integer|such|valid|possible|positive|rational|other)? ?"
     r"((real|integer|positive|natural|prime) )*(solutions?|roots?|values?|numbers?|integers?|answers?)?( exists?)?|"
-    r"none exists?|∅)( exists?)?"
+    r"none exists?|∅)( exists?)?|no such ([a-z]|[a-z]{3,12}) (exists?|is possible)|"
+    r"there (is|are) no such ([a-z]|[a-z]{3,12})"
 )
 _REALS_WORDS = re.compile(
     r"(x can be )?(all|any|every|set of|set of all)? ?(the )?reals?( numbers?| values?)?( of [a-z])?|ℝ"
@@ -180,7 +181,7 @@ def _lists(plain: str) -> list[Value]:
         if len(parts) > 1 and all(re.fullmatch(r"\s*-?\d+\s*", part) for part in parts):
             return [*rest[:-1], Several(tuple(_read(part) for part in parts))]
         return list(rest[:-1])
-    parts = [part for part in split(plain, ",;", ("and", "or")) if part.strip()]
+    parts = [part for part in split(plain, ",;", ("and", "or", "by")) if part.strip()]
     parts = [part for part in parts if not _INTEGER_NAME.fullmatch(part)] or parts
     if len(parts) == 1 and parts[0] != plain:
         return list(_read(parts[0].strip()))[:-1]
@@ -273,11 +274,49 @@ _NAME = re.compile(
 )
 
 
+_NAMES_OF_VALUES = {
+    name: name
+    for name in re.findall(
+        r"\w+",
+        "mean median mode range length width height area perimeter volume radius diameter base center vertex focus "
+        "slope sum product quotient remainder speed time distance max min",
+    )
+} | {"maximum": "max", "minimum": "min"}
+_NAMED_BY_WORD = re.compile(
+    rf"(?:{WORD}(?:the )?([a-z]+)(?: value)?\s*(?:is|of)?\s*:?\s*{WORD_END}|\\?([a-z]+))\s*[:=]?\s*"
+    rf"(?=[-\d\\(¤.]|(?<={WORD_END} )[a-z])(.+)",
+    re.IGNORECASE,
+)
+
+
+_LABEL_OF_PART = re.compile(r"\(\s*([a-h]|i{1,3}|iv|v)\s*\)")
+_JOINT = re.compile(rf"^[\s,;.]+|[\s,;.]*(?:{WORD}and{WORD_END}\s*)?$")
+
+
+def _labelled_parts(plain: str) -> list[Value]:
+    """Read the answers to the parts of a question, ``(a) 12; (b) 7``."""
+    before, *pieces = _LABEL_OF_PART.split(plain)
+    labels, answers = pieces[::2], [_JOINT.sub("", piece) for piece in pieces[1::2]]
+    if before or not len(labels) == len(set(labels)) > 1 or not all(answers):
+        return []
+    return [Several(tuple((Named(label, _read(answer)),) for label, answer in zip(labels, answers, strict=True)))]
+
+
+def _named_by_word(plain: str) -> list[Value]:
+    """Read ``mean 4``, ``maximum = 7`` and ``Length: 8 cm``."""
+    found = _NAMED_BY_WORD.fullmatch(plain)
+    name = _NAMES_OF_VALUES.get((found[1] or found[2]).casefold()) if found else None
+    single = len(split(plain, ",;", ("and", "or"))) == 1
+    return [Named(name, _read(found[3]))] if found and name and single else []
+
+
 def _relations(plain: str) -> list[Value]:
     r"""Read ``x = 3``, ``8 \cdot 9 = 72``, ``x \ge 2``, ``1 < x < 3``, ``x \in [0, 1]`` and equations."""
-    named = re.fullmatch(r"([A-Z])\s*=\s*(\\begin.*)|\{([A-Z])\}\s*=\s*(\\begin.*)", plain, re.DOTALL)
+    named = re.fullmatch(r"\{?([A-Z]|[a-z](?:\([a-z]\))?)\}?\s*=\s*(⦃?\s*\\begin.*)", plain, re.DOTALL)
     if named:
-        return [Named(named[1] or named[3], _read(named[2] or named[4]))]
+        return [Named(named[1], _read(named[2]))]
+    if named_by_word := _named_by_word(plain):
+        return named_by_word
     if "\\begin" in plain or not _RELATION.search(plain):
         return []
     if sum(bool(_RELATION.search(part)) for part in split(plain, ",;", ("and", "or"))) > 1:
@@ -297,7 +336,7 @@ def _relations(plain: str) -> list[Value]:
 
 def _equation(sides: list[str], signs: list[str]) -> list[Value]:
     name, last = sides[0].strip(), sides[-1]
-    if _tuple_of_names(name) and len(sides) == 2:
+    if (_tuple_of_names(name) or _RATIO_OF_NAMES.fullmatch(name)) and len(sides) == 2:
         return [Named("", _read(last))]
     if _NAME.fullmatch(name) and not _contains(last, name):
         if _MULTIPLE_OF_LETTER.fullmatch(last.strip()) and name not in "dhlrstvwxDHLRSTVW":
@@ -342,6 +381,9 @@ def _has_function(node: Node) -> bool:
     return named or any(_has_function(part) for part in node.parts if isinstance(part, Node))
 
 
+_RATIO_OF_NAMES = re.compile(r"[A-Za-z]{1,3}(?:\s*:\s*[A-Za-z]{1,3})+")
+
+
 def _tuple_of_names(text: str) -> bool:
     return bool(re.fullmatch(r"\(\s*[a-zA-Z](_\{?\w+\}?)?(\s*,\s*[a-zA-Z](_\{?\w+\}?)?)+\s*\)", text))
 
@@ -368,19 +410,28 @@ def _inequality(sides: list[str], signs: list[str]) -> list[Value]:
     (left, right), sign = nodes, signs[0]
     if right.kind == "symbol" and left.kind != "symbol":
         left, right, sign = right, left, _FLIPPED.get(sign, sign)
-    if left.kind == "function" and left.parts[0] == "abs" and left.parts[1].kind == "symbol":
-        return [Named(left.parts[1].parts[0], (_around_zero(sign, right),))]
+    if left.kind == "function" and left.parts[0] == "abs" and (centered := _center(left.parts[1])):
+        return [Named(centered[0], (_around(sign, centered[1], right),))]
     if left.kind == "symbol" and not has_symbol(right, left.parts[0]):
         return [Named(left.parts[0], (_half_line(sign, right),)), Relation(sign, left, right)]
     return [Relation(sign, left, right)]
 
 
-def _around_zero(sign: str, distance: Node) -> Region:
-    r"""Return the numbers of ``|x| < 3``, ``|x| \ge 3`` and the like."""
-    opposite = Node("neg", (distance,))
+def _center(node: Node) -> tuple[str, Node] | None:
+    r"""Return the variable of ``x`` or ``x - a``, and the value at which it is zero."""
+    if node.kind == "symbol":
+        return node.parts[0], number(0)
+    if node.kind == "+" and node.parts[0].kind == "symbol" and not symbols(node.parts[1]):
+        return node.parts[0].parts[0], Node("neg", (node.parts[1],))
+    return None
+
+
+def _around(sign: str, center: Node, distance: Node) -> Region:
+    r"""Return the numbers of ``|x - 1| < 3``, ``|x| \ge 3`` and the like."""
+    lower, upper = Node("+", (center, Node("neg", (distance,)))), Node("+", (center, distance))
     if sign in "<≤":
-        return Region((Interval(opposite, distance, sign == "≤", sign == "≤"),))
-    return Region((_half_line(_FLIPPED[sign], opposite).pieces[0], _half_line(sign, distance).pieces[0]))
+        return Region((Interval(lower, upper, sign == "≤", sign == "≤"),))
+    return Region((_half_line(_FLIPPED[sign], lower).pieces[0], _half_line(sign, upper).pieces[0]))
 
 
 def _half_line(sign: str, end: Node) -> Region:
@@ -491,10 +542,46 @@ _MATRIX = re.compile(
 )
 
 
+_TRANSPOSED = re.compile(r"\s*\^\s*\{?\s*(?:T|\\top|\\intercal|⊤)\s*\}?\Z")
+_CONDITION = re.compile(
+    rf"\s*{WORD}?\s*(?i:for|if|when|where|otherwise|else)\b|[^=]*[<>≤≥≠=∈]|.*{WORD}(?:is )?(?:odd|even){WORD_END}"
+)
+_IF = re.compile(
+    rf"{WORD}(?:for|if|when|where)(?: all)?{WORD_END}\s*|(?<={WORD})(?:(?:for|if|when|where)(?: all)?|is) "
+)
+
+
+def _piecewise(rows: list[str]) -> list[Value]:
+    """Read rows of values and conditions as a set of pairs; other rows are no function."""
+    pairs = [split(row, "&") if "&" in row else split(row, ",") for row in rows]
+    if not all(
+        len(pair) == 2
+        and pair[0].strip()
+        and not _RELATION.search(pair[0])
+        and _CONDITION.match(pair[1])
+        and not _RELATION.match(pair[1].strip())
+        for pair in pairs
+    ):
+        return []
+    return [
+        Bracketed(
+            "set",
+            tuple(
+                (Bracketed("tuple", (_read(value.strip(" ,")), _read(_IF.sub("", condition).strip(" ,.")))),)
+                for value, condition in pairs
+            ),
+        )
+    ]
+
+
 _FACTOR = re.compile(r"((?!\\begin)[^&=,]+?)(?:\\cdot|\*)?\s*(?=[(\[]?\s*\\begin)")
 
 
 def _matrix(plain: str) -> list[Value]:
+    if plain.startswith("⦃") and closes(plain) < 0:  # a system behind one brace
+        plain = re.sub(r"\A⦃\s*|\s*\.?\Z", "", plain).replace("{array}", "{cases}")
+    if transposed := _TRANSPOSED.search(plain):
+        return _transpose(plain[: transposed.start()].strip())
     bare = plain
     if plain[:1] in "([" and plain[-1:] in ")]" and "\\begin" in plain and closes(plain) == len(plain) - 1:
         bare = plain[1:-1].strip()
@@ -506,12 +593,25 @@ def _matrix(plain: str) -> list[Value]:
         return []
     rows = [row for row in re.split(r"\\\\|\\cr\b", found["inside"].replace("\\hline", "")) if row.strip()]
     if found["kind"] in ("cases", "align", "aligned", "gathered"):
+        if len(rows) > 1 and (function := _piecewise(rows)):
+            return function
         return list(_read(", ".join(row.replace("&", " ").strip(" ,") for row in rows)))[:-1]
     cells = tuple(tuple(_read(cell) for cell in row.split("&")) for row in rows)
     if len(cells) == len(cells[0]) == 1:
         return list(cells[0][0])[:-1]
     kind = "determinant" if found["kind"] in ("vmatrix", "Vmatrix") else "matrix"
     return [Matrix(kind, cells)]
+
+
+def _transpose(plain: str) -> list[Value]:
+    r"""Read ``(1, 2)^T`` as a column, and the transpose of a matrix."""
+    values = [*_matrix(plain), *_brackets(plain)]
+    matrices = [value for value in values if isinstance(value, Matrix) and len({len(row) for row in value.rows}) == 1]
+    tuples = [value for value in values if isinstance(value, Bracketed) and value.kind in ("tuple", "list")]
+    return [
+        *(Matrix(item.kind, tuple(zip(*item.rows, strict=True))) for item in matrices),
+        *(Matrix("matrix", tuple((item,) for item in group.items)) for group in tuples),
+    ]
 
 
 def _multiple(factor: str, matrix: str) -> list[Value]:
@@ -532,6 +632,18 @@ def _multiple(factor: str, matrix: str) -> list[Value]:
 
 _READERS: tuple[Callable[[str], list[Value]], ...] = (
     date,
-    *(_known_words, _choice, _matrix, _sets, numeral, residue, time_of_day, _lists, _relations, _brackets),
+    *(
+        _known_words,
+        _choice,
+        _matrix,
+        _sets,
+        numeral,
+        residue,
+        time_of_day,
+        _labelled_parts,
+        _lists,
+        _relations,
+        _brackets,
+    ),
     *(_unit_vectors, ratio, quantity),
 )

@@ -45,6 +45,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"arc{name}": getattr(mpmath, f"a{name}") for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
     **{f"a{name}": getattr(mpmath, f"a{name}") for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
     "ln": mpmath.log,
+    "cis": mpmath.expj,
     "abs": abs,
     "max": max,
     "min": min,

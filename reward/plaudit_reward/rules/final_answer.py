@@ -31,6 +31,7 @@ _THOUGHT = re.compile(
     re.IGNORECASE,
 )
 _BOX = re.compile(r"(?:(?<!\\)\\+|/)(?:boxed|f(?:rame)?box)\s*(?=\S)|(?<![A-Za-z\\])boxed(?=\{)")
+_ESCAPED = re.compile(r"\\[\\{}]")
 _BOX_END = re.compile(r"\\[)\]]|\n\s*\n|\$|<\|")
 _BETWEEN_BOXES = re.compile(r"[\s$\\()\[\]*]{0,20}(?:,|;|and|or|,\s*and|,\s*or)?[\s$\\()\[\]*]{0,20}")
 _BARE_BOX = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s$\\{}]+")
@@ -108,7 +109,11 @@ def final_truth(truth: str) -> FinalAnswer | None:
 _MIXED = re.compile(
     r"(-?\d+)\s*(?:\\text\s*\{\s*and\s*\}|and)\s*(\d+\s*/\s*\d+|\\[dt]?frac\s*\{?\d+\}?\s*\{?\d+\}?)(\D*)"
 )
-_DECIMAL_COMMA = re.compile(r"([-−]?\d+),(\d{1,2}|\d{4,})")
+_DECIMAL_COMMA = re.compile(
+    r"([-−]?\d+),(\d{1,2}|\d{4,})((?:\s|\\[,;: ]|~)*"
+    r"(?:\\?%|[€$£]|\\(?:text|mathrm)\{[^{}]*\}(?:\^\S+)?|[a-zA-Z]{1,12}\b)?)"
+)
+_GERMAN = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+),(\d+)(?![\d.,])")
 _LETTERS_OF_CHOICES = re.compile(r"[A-J]{2,6}")
 
 
@@ -125,7 +130,9 @@ def other_spellings(found: FinalAnswer) -> list[str]:
     if mixed := _MIXED.fullmatch(text):
         texts.append(f"{mixed[1]} {mixed[2]}{mixed[3]}")
     if comma := _DECIMAL_COMMA.fullmatch(text):
-        texts.append(f"{comma[1]}.{comma[2]}")
+        texts.append(f"{comma[1]}.{comma[2]}{comma[3]}")
+    if _GERMAN.search(text):
+        texts.append(_GERMAN.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", text))
     if _LETTERS_OF_CHOICES.fullmatch(text):
         texts.append("".join(sorted(set(text))))
     return texts
@@ -214,7 +221,8 @@ def _last_box(text: str) -> tuple[range, FinalAnswer] | None:
 def _inside_box(text: str, start: int, limit: int) -> tuple[int, str]:
     """Return the end and the contents of a box; one that stays open holds the rest of its formula."""
     if text.startswith("{", start):
-        end = closing_brace(text[start:limit], 0)
+        unescaped = _ESCAPED.sub("  ", text[start:limit])
+        end = closing_brace(unescaped, 0) or closing_brace(text[start:limit], 0)
         if end is not None:
             return start + end + 1, text[start + 1 : start + end].strip()
         stop = _BOX_END.search(text, start, limit)

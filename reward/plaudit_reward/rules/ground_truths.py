@@ -26,7 +26,7 @@ from plaudit_wire.errors import DataError
 from plaudit_wire.plain import shown
 
 _MOST_CHARACTERS = 10_000
-_PLACEHOLDERS = frozenset(("proof", "notfound", "not found", "n/a", "null", "[invalid]"))
+_PLACEHOLDERS = frozenset(("proof", "notfound", "not found", "n/a", "null", "nan", "tbd", "todo", "[invalid]"))
 """What data sets write where a problem has no answer, NuminaMath for one."""
 _MATH_REMEDY = "give the answer alone, such as 6, or use rule: math, which also reads solutions"
 _REMOVE = "remove the row, or give its answer"

@@ -32,7 +32,7 @@ _TENS = dict(
     zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10), strict=True)
 )
 _CARDINALS = {**{word: value for value, word in enumerate(_ONES)}, **_TENS}
-_ORDINALS = {
+ORDINALS = {
     "first": 1,
     "second": 2,
     "third": 3,
@@ -46,11 +46,17 @@ _ORDINALS = {
     "eleventh": 11,
     "twelfth": 12,
     "thirteenth": 13,
+    "fourteenth": 14,
     "fifteenth": 15,
+    "sixteenth": 16,
+    "seventeenth": 17,
+    "eighteenth": 18,
+    "nineteenth": 19,
     "twentieth": 20,
+    "thirtieth": 30,
 }
 _PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4, "fourths": 4}
-_PARTS |= {f"{word}{ending}": value for word, value in _ORDINALS.items() if value > 4 for ending in ("", "s")}
+_PARTS |= {f"{word}{ending}": value for word, value in ORDINALS.items() if value > 4 for ending in ("", "s")}
 
 
 _CHINESE = {sign: value for value, sign in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
@@ -115,14 +121,16 @@ def _plain_number(parts: list[str]) -> tuple[int, int, str] | None:
         else:
             break
         used = index + 1
+    if used == len(parts) - 1 and parts[used - 1] in _TENS and 0 < ORDINALS.get(parts[used], 0) < 10:
+        return total + current + ORDINALS[parts[used]], 1, ""  # twenty-first
     if used and used < len(parts) and parts[used] in _PARTS and total + current and parts[used] != "second":
         return sign * (total + current), _PARTS[parts[used]], " ".join(parts[used + 1 :])
     if not used and parts[:1] in (["half"], ["quarter"]):
         rest = parts[2:] if parts[1:2] == ["of"] else parts[1:]
         if not rest or rest[0] in ("a", "an"):
             return sign, _PARTS[parts[0]], " ".join(rest[1:])
-    if len(parts) == 1 and parts[0] in _ORDINALS:
-        return _ORDINALS[parts[0]], 1, ""
+    if len(parts) == 1 and parts[0] in ORDINALS:
+        return ORDINALS[parts[0]], 1, ""
     return (sign * (total + current), 1, " ".join(parts[used:])) if used else None
 
 

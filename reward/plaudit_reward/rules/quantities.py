@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import pairwise
 
 from plaudit_reward.rules.answer_text import WORD, WORD_END, split, words_of
 from plaudit_reward.rules.answer_types import Based, Clock, Date, Quantity, Ratio, Residue, Scalar, Value
 from plaudit_reward.rules.expressions import Node, NotAnExpressionError, number, parsed
-from plaudit_reward.rules.number_words import number_of_words
+from plaudit_reward.rules.number_words import ORDINALS, number_of_words
 from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of
 
 _BASED = re.compile(
-    rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*\(?(?:{WORD})?([a-z]+|\d{{1,2}})(?:{WORD_END})?\)?\s*\}}?"
+    rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*\(?(?:{WORD})?(?:base\s*(?:{WORD_END}\s*)?)?([a-z]+|\d{{1,2}})(?:{WORD_END})?\)?\s*\}}?"
 )
 _BASE_WORDS = re.findall(r"\w+", "two three four five six seven eight nine ten eleven twelve")
 _BASE_NAMES = {name: base for base, name in enumerate(_BASE_WORDS, 2)}
 _BASE_NAMES |= {"sixteen": 16, "binary": 2, "octal": 8, "hexadecimal": 16}
+_BASE_NAMES |= {"bin": 2, "oct": 8, "dec": 10, "hex": 16}
+_SPACES_IN_NUMERAL = re.compile(r"(?<=[0-9A-F])\s+(?=[0-9A-F]+\s*\)?\s*_)")
 
 
 _PREFIXED = re.compile(r"0\s*([xob])\s*([0-9a-f]+)", re.IGNORECASE)
@@ -28,12 +31,13 @@ _NAMED_BASE = re.compile(
 
 def numeral(plain: str) -> list[Value]:
     """Read a numeral with its base: ``1101_2``, ``1101 (base 2)``, ``0xFF``."""
-    bare = plain.replace(WORD, "").replace(WORD_END, "")
+    plain = re.sub(r"\\(?:over|under)line\s*\{([0-9A-Z]+)\}(?=\s*_)", r"\1", plain)
+    bare = _SPACES_IN_NUMERAL.sub("", plain.replace(WORD, "").replace(WORD_END, ""))
     if prefixed := _PREFIXED.fullmatch(bare):
         plain = f"{prefixed[2].upper()}_{ {'x': 16, 'o': 8, 'b': 2}[prefixed[1].lower()] }"
     elif named := _NAMED_BASE.fullmatch(plain):
         plain = f"{named[1]}_{named[4] or named[3] or named[2] or 0}"
-    found = _BASED.fullmatch(plain)
+    found = _BASED.fullmatch(plain) or _BASED.fullmatch(bare)
     hexadecimal = found is not None and found[2] == "16" and found[1] in "ABCDEF"
     if found is None or not (
         hexadecimal or any(sign.isdigit() for sign in found[1]) or (len(found[1]) > 1 and found[2].isdigit())
@@ -137,7 +141,9 @@ _NO_UNIT = re.compile(
     r"(?i)(?<![a-z])(?:or|and|not|no|if|when|where|unless|except|any|anything|every|all|multiples?|than|least|most|but|"
     r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
 )
-LABEL = re.compile(rf"^{WORD}[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])")
+LABEL = re.compile(
+    rf"^{WORD}(?!(?i:option|choice|answer)\s+[A-J]\b)[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])"
+)
 """As in ``Total: 12``."""
 ABOUT = re.compile(
     rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
@@ -170,20 +176,32 @@ def _in_feet_or_degrees(plain: str) -> list[Value]:
     return []
 
 
+_PLACES = (
+    "day|week|month|year|number|no|page|chapter|step|question|problem|room|floor|level|grade|quadrant|row|column|line|"
+    "player|term|figure|stage|round|house|bus|door|case|box|card|position|place|seat"
+)
 _PLACE = re.compile(
-    rf"{WORD}(?:on |in |the )*(day|week|month|year|number|no|page|chapter|step|question|problem|room|floor|level|"
-    rf"grade|row|column|line|player|term|figure|stage|round|house|bus|door|case|box|card|position|place|seat){WORD_END}"
-    r"\s*(?:[.:#]\s*)?(\d+)",
+    rf"{WORD}(?:on |in |the )*({_PLACES})(?:{WORD_END})?\s*(?:[.:#]\s*)?{WORD}?\s*(\d+|I{{1,3}}|IV)(?:{WORD_END})?",
     re.IGNORECASE,
 )
+_NTH_PLACE = re.compile(
+    rf"{WORD}(?:on |in |the )*([a-z]+) ({_PLACES}){WORD_END}"
+    rf"|(\d+)\s*\^?\s*\{{?\s*{WORD}?(?:st|nd|rd|th)\s*(?:{WORD_END})?\s*\}}?\s*{WORD}?\s*({_PLACES}){WORD_END}",
+    re.IGNORECASE,
+)
+_ROMAN = {"i": 1, "ii": 2, "iii": 3, "iv": 4}
 
 
 def _place(plain: str) -> list[Value]:
-    """Read the number of a thing, such as ``day 5``, which is no amount of days."""
-    found = _PLACE.fullmatch(plain)
-    return (
-        [Quantity(number(int(found[2])), Unit(None, Fraction(1), frozenset((found[1].casefold(),))))] if found else []
-    )
+    """Read the number of a thing, such as ``day 5`` or ``third quadrant``, which is no amount of them."""
+    if found := _PLACE.fullmatch(plain):
+        name, place = found[1], _ROMAN.get(found[2].casefold()) or int(found[2])
+    elif (found := _NTH_PLACE.fullmatch(plain)) and (found[3] or found[1].casefold() in ORDINALS):
+        name, place = found[2] or found[4], int(found[3] or ORDINALS[found[1].casefold()])
+    else:
+        return []
+    name = name.casefold() if name.casefold() in ("no", "number") else f"no. of {name.casefold()}"
+    return [Quantity(number(place), Unit(None, Fraction(1), frozenset((name,))))]
 
 
 _LETTERS_OF_TIME = {"h": "hour", "m": "minute", "s": "second"}
@@ -204,6 +222,7 @@ def _compound(plain: str) -> list[Value]:
         first is None
         or first.dimension is None
         or any(unit is None or unit.dimension != first.dimension for unit in units)
+        or any(larger.factor <= smaller.factor for larger, smaller in pairwise(unit for unit in units if unit))
     ):
         return []
     total: Node | None = None
@@ -218,10 +237,11 @@ def _simple_quantity(plain: str) -> list[Value]:
     head = f"{currency[1]}{plain[currency.end() :]}" if currency else plain
     ordinal = _ORDINAL.fullmatch(head)
     if ordinal:
-        head = f"{ordinal[1]} {ordinal[2]}".strip()
+        rest = ordinal[2] if WORD in ordinal[2] or not ordinal[2].strip() else f"{WORD}{ordinal[2].lstrip()}"
+        head = f"{ordinal[1]} {rest}".strip()
     tail = _TAIL.search(head)
     words = tail["tail"] if tail else ""
-    if "°" in head and re.search(r"sin|cos|tan|cot|sec|csc", head):
+    if "°" in head and re.search(r"sin|cos|tan|cot|sec|csc|cis|°\s*\}", head):
         return [Scalar(parsed(head))]
     head = head[: tail.start()].replace("°", "") if tail else head
     if not head.strip():

@@ -33,6 +33,7 @@ _POWER_S = (("length", 2), ("mass", 1), ("time", -3))
 UNITS: dict[str, tuple[Dimension, Fraction]] = {
     **_table(_LENGTH, f1="m meter metre", f1000="km kilometer kilometre", f1_100="cm centimeter centimetre"),
     **_table(_LENGTH, f1_1000="mm millimeter millimetre", f1_1000000="μm um micron", f1_1000000000="nm nanometer"),
+    **_table(_LENGTH, f1_10000000000="Å angstrom ångström ångstrom"),
     **_table(_LENGTH, f1_10="dm decimeter", f254_10000="in inch inches", f3048_10000="ft foot feet"),
     **_table(_LENGTH, f9144_10000="yd yard", f1609344_1000="mi mile"),
     **_table(_MASS, f1="kg kilogram", f1_1000="g gram gm", f1_1000000="mg milligram", f1000="t tonne"),
@@ -40,12 +41,12 @@ UNITS: dict[str, tuple[Dimension, Fraction]] = {
     **_table(_TIME, f1="s sec second", f60="min minute", f3600="h hr hour", f86400="day", f604800="week"),
     **_table(_TIME, f1_1000="ms millisecond"),
     **_table(_MONTHS, f1="month", f12="year yr"),
-    **_table(_ANGLE, f1="° degree deg", f1_60="arcminute"),
+    **_table(_ANGLE, f1="° degree deg", f1_60="arcminute", f360="revolution rev"),
     **_table((("radians", 1),), f1="rad radian"),
     **_table((("dollars", 1),), f1="¤ dollar buck usd", f1_100="cent ¢"),
     **_table((("euros", 1),), f1="€ euro eur"),
     **_table((("sterling", 1),), f1="£ gbp", f1_100="pence penny"),
-    **_table((("yen", 1),), f1="¥ yen yuan"),
+    **_table((("yen", 1),), f1="¥ yen yuan 元 円"),
     **_table((("rupees", 1),), f1="₹ rupee rs"),
     **_table(_VOLUME, f1_1000="L l liter litre", f1_1000000="mL ml milliliter millilitre cc"),
     **_table((("gallons", 1),), f1="gallon gal", f1_4="quart", f1_8="pint", f1_16="cup"),
@@ -55,7 +56,8 @@ UNITS: dict[str, tuple[Dimension, Fraction]] = {
     **_table((("length", 2), ("mass", 1), ("time", -2)), f1="J joule", f1000="kJ kilojoule"),
     **_table((("length", 2), ("mass", 1), ("time", -2)), f1602176634_10000000000000000000000000000="eV electronvolt"),
     **_table(_POWER_S, f1="W watt", f1000="kW kilowatt"),
-    **_table((("length", -1), ("mass", 1), ("time", -2)), f1="Pa pascal", f1000="kPa"),
+    **_table((("length", -1), ("mass", 1), ("time", -2)), f1="Pa pascal", f1000="kPa", f101325="atm atmosphere"),
+    **_table((("length", -1), ("mass", 1), ("time", -2)), f100000="bar", f101325_760="torr mmHg mmhg"),
     **_table((("coulombs", 1),), f1="C coulomb"),
     **_table((("teslas", 1),), f1="T tesla"),
     **_table((("farads", 1),), f1="F farad"),
@@ -65,6 +67,7 @@ UNITS: dict[str, tuple[Dimension, Fraction]] = {
     **_table((("time", -1),), f1="Hz hertz", f1000="kHz"),
     **_table((("kelvins", 1),), f1="K kelvin"),
     **_table((("moles", 1),), f1="mol mole"),
+    **_table((("length", -3), ("moles", 1)), f1000="M molar"),
     **_table((("celsius", 1),), f1="°C celsius"),
     **_table((("fahrenheit", 1),), f1="°F fahrenheit"),
     **_table((), f1_100="% percent percentage pct"),
@@ -152,6 +155,46 @@ def unit_of(text: str) -> Unit | None:
     if known and (not unknown or dimension):
         return Unit(tuple(sorted((base, power) for base, power in dimension.items() if power)), factor)
     return Unit(None, Fraction(1), frozenset(unknown)) if unknown or text.strip() else None
+
+
+_PART_OF_UNIT = re.compile(
+    r"\s*(?:\{\})?\s*(?:(?P<word>°[CF]?|[^\W\d_]+)(?:\s*\^\s*(?:\{\s*)?(?P<power>-?\d)(?:\s*\})?)?"
+    r"|(?P<per>/)(?P<all>\s*\()?|(?P<end>\))|\\cdot(?![a-zA-Z])|\\[,;:! ]|[~*])\s*"
+)
+
+
+def unit_product(text: str) -> str:
+    r"""Return the units of ``J/(g\cdot K)`` or ``m\,s^{-2}`` with their powers, ``J g^{-1} K^{-1}``.
+
+    Empty if anything in the text is no unit, or it is a single one.
+    """
+    parts, at, sign, whole = [], 0, 1, False
+    while at < len(text):
+        found = _PART_OF_UNIT.match(text, at)
+        if found is None or (found["word"] and found["word"] not in UNITS):
+            return ""
+        at = found.end()
+        if found["per"]:
+            sign, whole = -1, bool(found["all"])
+        elif found["end"]:
+            if not whole:
+                return ""
+            sign, whole = 1, False
+        elif found["word"]:
+            power = sign * int(found["power"] or 1)
+            parts.append(found["word"] if power == 1 else f"{found['word']}^{{{power}}}")
+    return " ".join(parts) if len(parts) > 1 or "^" in text else ""
+
+
+_SI_PARTS = {"per": "/", "squared": "^2", "cubed": "^3", "degreeCelsius": "°C", "percent": "%"}
+_SI_PREFIXES = re.compile(r"\\(kilo|milli|centi|micro|nano|mega|giga|deci)\s*\\")
+_SI_COMMAND = re.compile(r"\\([a-zA-Z]+)\s*")
+
+
+def si_unit(text: str) -> str:
+    r"""Return the unit of siunitx's ``\kilo\meter\per\second``: ``kilometer / second``."""
+    joined = _SI_PREFIXES.sub(r"\\\1", text)
+    return _SI_COMMAND.sub(lambda found: f"{_SI_PARTS.get(found[1], ' ' + found[1])}", joined).strip()
 
 
 def _known(word: str) -> tuple[Dimension, Fraction] | None:

@@ -271,6 +271,7 @@ def test_an_outlier_is_named_and_does_not_flatten_the_chart_and_negative_rewards
     opened = record.closed
     for number, (seconds, reward) in enumerate([(900.0, -4.0), (record.closed - record.opened, -6.0)], record.step + 1):
         figures = record.statistics | {"reward/mean": reward, "reward/std": 1.0}
+        figures["reward_pipeline/scorer/shape/extra/value/mean"] = 1.0  # no scorer, though its key ends like one
         later = msgspec.structs.replace(
             record, step=number, opened=opened, closed=opened + seconds, statistics=figures, waits=[]
         )
@@ -281,6 +282,7 @@ def test_an_outlier_is_named_and_does_not_flatten_the_chart_and_negative_rewards
     notes = "[...document.querySelectorAll('figure .note')]"
     tab.until(f"{notes}.some((note) => note.innerText.startsWith('Beyond the axis: step 13'))")
     tab.until("document.querySelector('#values figure')")
+    assert "shape/extra" not in tab.text("#values")
     if os.environ.get("PLAUDIT_SCREENSHOTS"):
         image = Image.open(io.BytesIO(tab.picture(1245))).convert("RGB")
         image.quantize(255, dither=Image.Dither.NONE).save(IMAGES / "page-outlier.png", optimize=True)

@@ -14,7 +14,7 @@ import pytest
 from builders import make_group
 from plaudit_metrics.sources.steps import append_step
 from plaudit_metrics.terminal.commands import report, report_arguments
-from plaudit_workers.training.stored_samples import store_groups
+from plaudit_workers.stored_samples import store_groups
 
 Tab = Any
 RunBuilder = Any

@@ -21,8 +21,8 @@ from plaudit_wire.records import (
     Stamps,
     TurnRecord,
 )
+from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.stream.groups import Group, GroupSample
-from plaudit_workers.training.stored_samples import store_groups
 
 MESSAGES = [{"role": "system", "content": "Use the tools."}, {"role": "user", "content": "6 * 7?"}]
 COMPLETION = [

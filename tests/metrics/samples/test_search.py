@@ -17,7 +17,7 @@ from plaudit_metrics.sources import search
 from plaudit_metrics.sources.sample_schema import surviving_files
 from plaudit_metrics.sources.samples import LISTED_COLUMNS, UnreadableFileError
 from plaudit_metrics.sources.search import Place, SampleFile, SampleQuery, SampleSearch
-from plaudit_workers.training.stored_samples import store_groups, write_samples
+from plaudit_workers.stored_samples import store_groups, write_samples
 
 Row = dict[str, Any]
 

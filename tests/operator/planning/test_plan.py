@@ -29,7 +29,6 @@ def test_a_job_gets_all_its_children_and_runs():
         ("PodDisruptionBudget", "job-reward"),
         ("Deployment", "job-metrics"),
         ("Service", "job-metrics"),
-        ("Service", "job-trainer"),
         ("Job", "job-trainer-0"),
         ("NetworkPolicy", "job-reward"),
         ("NetworkPolicy", "job-metrics"),
@@ -331,11 +330,11 @@ def test_children_deleted_or_edited_by_hand_come_back():
         world.cluster.remove(kind, name)
     world.settle()
     assert world.children() == before
-    world.cluster.edit("Service", "job-trainer", lambda item: item["spec"].update(selector={"some": "thing"}))
+    world.cluster.edit("Service", "job-metrics", lambda item: item["spec"].update(selector={"some": "thing"}))
     world.settle()
-    service = world.cluster.find("Service", "job-trainer")
+    service = world.cluster.find("Service", "job-metrics")
     assert service
-    assert service["spec"]["selector"]["plaudit.dev/role"] == "trainer"
+    assert service["spec"]["selector"]["plaudit.dev/role"] == "metrics"
 
 
 def test_a_job_that_never_runs_fails_at_its_deadline_and_says_why():

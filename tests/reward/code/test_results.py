@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +18,7 @@ from plaudit_reward.code.cases import Case, cases_of
 from plaudit_reward.code.outputs import OutputForm, judge, same_output, same_result
 from plaudit_reward.rules.scorer import rule_of
 from plaudit_sandbox.program import encode_result
+from plaudit_sandbox.sandbox import Sandbox
 from plaudit_wire.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ ONLY_AS_SCRIPT = [
     f"{READS}\nprint(a + b)\nexit()",
     f"x = 0\ndef f():\n    global x\n    x += 1\nf()\n{READS}\nprint(a + b)",
     f"from math import *\n{READS}\nprint(a + b)",
+    f"from __future__ import annotations\n{READS}\nprint(a + b)",
 ]
 """Right, and 0 in verl."""
 
@@ -78,6 +82,11 @@ OBJECTS = [
     ("def f(d): return d['a'] + d['1']", '{"1": 2, "a": 5}', "7", 1.0),
     ("def f(xs): return xs[0]['a']", '[{"a": 2}]', "2", 1.0),
     ("def f(d): return len(d)", "{}", "0", 1.0),
+    ("def f(d, e): return d[1] + e[2]", '{"1": 2}\n{"2": 3}', "5", 1.0),
+    ("def f(k, d): return d['2']", '1\n{"2": 3}', "3", 1.0),
+    ("def f(): return 7", "", "7", 1.0),
+    ("from __future__ import annotations\ndef f(): return 7", "", "7", 1.0),
+    ("def f(x: Unknown): return x", "1", "1", 0.0),
     ("def f(d): return {k: v + 1 for k, v in d.items()}", '{"1": 2}', '{"1": 3}', 1.0),
     ("def f(d): return {k: v + 1 for k, v in d.items()}", '{"a": 2}', '{"a": 3}', 1.0),
     ("def f(d): return [d, {2: 3}]", '{"1": 2}', '[{"1": 2}, {"2": 3}]', 1.0),
@@ -164,6 +173,7 @@ FENCED = [
     ),
     (f"```python-repl\n>>> 1\n```\n```py\n{RIGHT}\n```", 1.0),
     (f"````python\n{RIGHT}\n````", 1.0),
+    (f"````python\nassert '```'\n{RIGHT}\n````\nDone.", 1.0),
     ('```pycon title="a"\n>>> 3\n```', 0.0),
     (f"```javascript\n{RIGHT}\n```", 0.0),
     (f"```{{.javascript}}\n{RIGHT}\n```", 0.0),
@@ -183,6 +193,17 @@ def test_a_program_is_found_between_fences(worker: Worker, response: str, value:
 
 def test_a_script_may_stand_in_a_list(worker: Worker) -> None:
     assert worker.score_response(f"1. So:\n   ```python\n   x = 1\n   {RIGHT}\n   ```\n", SUMS)["value"] == 1.0
+
+
+async def test_programs_that_cannot_read_pythons_modules_are_remarked(caplog: pytest.LogCaptureFixture) -> None:
+    """Python below ``/root`` is such a case: the programs of a root run as nobody."""
+    library = Path(sysconfig.get_path("stdlib"))
+    is_open = all(folder.stat().st_mode & 0o001 for folder in (library, *library.parents))
+    sandbox = Sandbox(1)
+    await sandbox.open()
+    await sandbox.close()
+    remarked = [record for record in caplog.records if str(library) in getattr(record, "fields", {}).get("folders", ())]
+    assert len(remarked) == (os.geteuid() == 0 and not is_open)
 
 
 def test_functions_get_all_or_nothing_unless_the_share_is_asked_for(worker: Worker) -> None:

@@ -15,7 +15,9 @@ SOLUTION = "We add $2+4$ to get $\\boxed{6}$."
 
 
 @pytest.mark.parametrize("rule", MATHS)
-@pytest.mark.parametrize("truth", ["", "  ", "$$", "%", "{", "\\\\", "???", "proof", "notfound", None, True, ["6"]])
+@pytest.mark.parametrize(
+    "truth", ["", "  ", "$$", "%", "{", "\\\\", "???", "proof", "notfound", "nan", "TBD", None, True, ["6"]]
+)
 def test_a_truth_without_an_answer_is_refused_by_every_rule_of_mathematics(rule: str, truth: Any) -> None:
     problem = ground_truth_problem(rule, {}, truth)
     assert problem is not None

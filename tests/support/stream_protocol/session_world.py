@@ -95,7 +95,7 @@ class SessionWorld(World):
 
     def __init__(self, group_scorers: bool, deadline_s: float, seed: int) -> None:
         super().__init__(None, seed)
-        self.service = Service("job", ["a"], group_scorers, deadline_s, ROOM)
+        self.service = Service("job", ["a"], group_scorers, deadline_s, ROOM, kept_share=0.5)
         self.clients: list[Client] = []
         self.redis_lost = False
         self.random = random.Random(seed)

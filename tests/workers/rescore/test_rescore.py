@@ -18,8 +18,8 @@ from plaudit_metrics.sources.sample_schema import COLUMNS
 from plaudit_wire.records import AgentReward, CallRecord, GroupRecord, ScoringRecord, Stamps, TurnRecord
 from plaudit_workers.cli import EXIT_REFUSED, main
 from plaudit_workers.commands.rescore import ScoreChange, ScoreComparison, rank_correlation
+from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.stream.groups import Group, GroupSample
-from plaudit_workers.training.stored_samples import store_groups
 
 REWARDS = """
 def length(solution_str):

@@ -30,7 +30,7 @@ SAMPLES = 16
 """Each is a fork of a template process."""
 
 CLASSES = '''
-import json, os, random, signal, time
+import functools, json, os, random, signal, time
 import numpy as np
 
 
@@ -138,15 +138,26 @@ class Guess:
 RNG, LEGACY, OWN = np.random.default_rng(), np.random.RandomState(), random.Random()
 
 
+class Source:
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+
+cached = functools.cache(Source)
+cached()
+
+
 class Draws:
     rng = np.random.default_rng(3)
+    bits = np.random.PCG64()
 
     def reset(self, seed=None, **columns):
         self.seed = seed
 
     def draw(self) -> str:
         """Draw."""
-        sources = random.random, np.random.rand, RNG.random, LEGACY.rand, OWN.random, self.rng.random
+        libraries, module = (random.random, np.random.rand), (RNG.random, LEGACY.rand, OWN.random)
+        sources = *libraries, *module, self.rng.random, self.bits.random_raw, cached().rng.random
         return json.dumps([*(float(source()) for source in sources), self.seed])
 
     def order(self) -> str:
@@ -633,6 +644,41 @@ async def test_samples_draw_numbers_of_their_own_and_a_resume_repeats_them(open_
         await processes.close()
     _, body = await play(await open_agent("Draws"), call("draw"), "Done.", extra_info={"seed": 99})
     assert body.sample.completion[1]["content"].endswith(", 99]")
+
+
+TORCH = """
+import torch
+
+
+class Torch:
+    generator = torch.Generator()
+
+    def reset(self, **columns):
+        pass
+
+    def draw(self) -> str:
+        \"\"\"Draw.\"\"\"
+        return str([torch.rand(1).item(), torch.rand(1, generator=self.generator).item()])
+"""
+
+
+@pytest.mark.engines
+async def test_generators_of_torch_that_a_class_holds_begin_anew_in_each_sample(tmp_path, tokenizer, play) -> None:
+    file = tmp_path / "uses_torch.py"
+    file.write_text(TORCH)
+
+    async def draws() -> list[list[float]]:
+        processes = AgentProcesses([EnvironmentClass(str(file), "Torch", {}, 3, 120.0)])
+        try:
+            agent = await episodes.open_agent(processes, tokenizer, 120.0)
+            bodies = [(await play(agent, call("draw"), "Done.", seed=seed))[1] for seed in range(2)]
+            return [json.loads(body.sample.completion[1]["content"]) for body in bodies]
+        finally:
+            await processes.close()
+
+    first = await draws()
+    assert len({number for row in first for number in row}) == 4
+    assert await draws() == first
 
 
 LATE = """

@@ -161,6 +161,7 @@ TURNS = {
     f"<think>Maybe {F}.</think>4": (None, []),
     f"Maybe {F}.</think>4": (None, []),
     f"<think>Maybe {F}.": (None, []),
+    f"<reasoning>Maybe {F}.</reasoning>4": (None, []),
     f"Well. [THINK]Maybe {F}.[/THINK]4": (None, []),
     f"<think>Maybe {F}.</think>So {G}": (f"<think>Maybe {F}.</think>So ", ["g"]),
     f"{G}<think>Maybe {F}.</think>": (f"<think>Maybe {F}.</think>", ["g"]),

@@ -12,7 +12,7 @@ import pytest
 
 from builders import make_body, make_prompt
 from plaudit_job.spec.rewards import RewardSpec
-from plaudit_metrics.sources.audits import audits_file, drift_file, is_drawn, read_audits, read_drift, run_audits
+from plaudit_metrics.sources.audits import audits_file, drift_file, is_audited, read_audits, read_drift, run_audits
 from plaudit_metrics.sources.sample_schema import samples_file
 from plaudit_metrics.statistics.audits import AuditedGroup, drift_figures
 from plaudit_wire.records import LEASE_S, GroupRecord, ScorerRecord, ScoringRecord, Stamps
@@ -21,10 +21,10 @@ from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.service.auditor import Auditor, open_auditor
 from plaudit_workers.service.build import BuildContext, build_pipeline
 from plaudit_workers.service.worker import ScoringOptions, ScoringWorker
+from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.stream.consumer import ConsumerOptions
 from plaudit_workers.stream.groups import Group, GroupSample
 from plaudit_workers.stream.transport import Transport
-from plaudit_workers.training.stored_samples import store_groups
 from waiting import until
 
 SOURCE = """
@@ -113,7 +113,7 @@ async def test_drawn_groups_are_audited_once_by_two_workers(
     make_audit: Callable[..., RewardSpec], auditing: Callable[..., Any], tmp_path: Path, seen: Path
 ) -> None:
     names = [f"t-{number}-1.0" for number in range(12)]
-    drawn = [name for name in names if is_drawn(name, 1, 0.5, 1)]
+    drawn = [name for name in names if is_audited(name, 1, 0.5, 1)]
     assert 0 < len(drawn) < len(names)
     stored(tmp_path, 1, names)
     reward = make_audit(share=0.5)

@@ -98,6 +98,12 @@ async def test_processes_open_the_transport_as_their_own_user(guarded: dict[str,
 SCORES = """\
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return 1.0
+def second(data_source, solution_str, ground_truth, extra_info=None):
+    return 0.25
+"""
+SCORERS = """\
+      - {name: mine, kind: python, python: {path: mine.py}, isolation: inline}
+      - {name: honest, kind: python, python: {path: mine.py, function: second}, isolation: inline, audit: {share: 1}}
 """
 
 
@@ -106,28 +112,32 @@ def job(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(SCORES)
     (tmp_path / "job.yaml").write_text(
         "apiVersion: plaudit.dev/v1alpha1\nkind: RLJob\nmetadata: {name: scores}\n"
-        "spec: {reward: {scorers: [{name: mine, kind: python, python: {path: mine.py}, isolation: inline}]}}\n"
+        f"spec:\n  reward:\n    scorers:\n{SCORERS}"
     )
     return tmp_path / "job.yaml"
 
 
-async def test_a_scoring_service_with_its_client_and_metrics(
+async def test_a_scoring_service_with_its_client_auditor_and_metrics(
     guarded: dict[str, RedisAddress], job: Path, tmp_path: Path
 ) -> None:
     stop, port = asyncio.Event(), free_port()
     own = {"PLAUDIT_JOB": str(job), "PLAUDIT_RUN": RUN, "PLAUDIT_RUN_FOLDER": str(tmp_path)}
     reward = ProcessSettings.from_environment(own | guarded["reward"].environment())
+    settings = ServiceSettings(RUN, guarded["metrics"], port=port, schedule="service", run_folder=tmp_path)
     running = [
-        asyncio.create_task(serve_metrics(ServiceSettings(RUN, guarded["metrics"], port=port), stop)),
+        asyncio.create_task(serve_metrics(settings, stop)),
         asyncio.create_task(serve_reward(reward, stop)),
     ]
     async with RewardClient(guarded["client"], wait_s=10.0) as client:
         await client.submit([{"response": "a"}, {"response": "b"}])
         await client.submit_group([{"response": "c"}, {"response": "d"}])
         assert [result.score async for result in client.results()] == [1.0] * 4
+        await client.submit([{"response": str(number)} for number in range(61)])
+        assert [result.score async for result in client.results()] == [1.0] * 61
     body = ""
-    async with asyncio.timeout(10):
-        while 'outcome="scored"' not in body or 'role="reward"' not in body:
+    shown = ('outcome="scored"', 'role="reward"', "plaudit_audit_value{", 'statistic="mean"} 0.25')
+    async with asyncio.timeout(30):
+        while not all(text in body for text in shown):
             body = await get(port, "/metrics")
             await asyncio.sleep(0.05)
     stop.set()

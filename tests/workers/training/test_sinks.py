@@ -18,8 +18,8 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_metrics.sources.steps import read_steps
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import GroupRecord, StepRecord
+from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.training.sinks import Sinks, configuration
-from plaudit_workers.training.stored_samples import store_groups
 
 
 def record(step, incarnation=1, **statistics):

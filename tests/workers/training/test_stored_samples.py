@@ -11,7 +11,7 @@ import pytest
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import GroupRecord
-from plaudit_workers.training.stored_samples import store_groups
+from plaudit_workers.stored_samples import store_groups
 
 
 def records_of(groups):

@@ -31,7 +31,6 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plaudit_reward.functions.function import USER_MODULE
 from plaudit_sandbox.confinement import keep_apart
 from plaudit_sandbox.privileges import end_with, no_new_privileges, prctl
 from plaudit_sandbox.sandbox import offer_to_the_oom_killer
@@ -226,8 +225,8 @@ class _Template:
 class _Generators:
     """Hold the random generators that importing the files made: a fork would go on with the same numbers as all others.
 
-    Those of the libraries (``random``, ``numpy.random``, torch) as well as those of users' files, such as a module's
-    ``default_rng()``.
+    Those of the libraries (``random``, ``numpy.random``, torch) as well as those of users' files, wherever they hold
+    them: a module's ``default_rng()``, an attribute of a class or of a cached instance, a default argument.
     """
 
     def __init__(self, made: list[Any]) -> None:
@@ -239,12 +238,13 @@ class _Generators:
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         kinds: tuple[type, ...] = (random.Random,)
         if numpy is not None:
-            kinds += (numpy.random.Generator, numpy.random.RandomState)
-        files = (vars(module).values() for name, module in sys.modules.items() if name.startswith(USER_MODULE))
-        candidates = [*gc.get_objects(), *(value for values in files for value in values)]
-        if torch is not None:  # the collector does not see these
+            kinds += (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+        if torch is not None:
             kinds += (torch.Generator,)
-        made = [each for each in candidates if issubclass(type(each), kinds)]
+        known = gc.get_objects()
+        known += gc.get_referents(*known)  # the collector does not track torch's, only what holds them
+        found = {kind for kind in set(map(type, known)) if issubclass(kind, kinds)}
+        made = [each for each in known if type(each) in found]
         return cls(list({id(each): each for each in made}.values()))
 
     def begin(self, seed: int) -> None:
@@ -296,8 +296,8 @@ class _AtImport(MetaPathFinder):
 
 
 def _begin_anew(generator: Any, seed: int, place: int) -> None:
-    if hasattr(generator, "bit_generator"):
-        bits = generator.bit_generator
+    bits = getattr(generator, "bit_generator", generator)
+    if hasattr(bits, "random_raw"):
         bits.state = type(bits)([seed, place]).state
     elif hasattr(generator, "manual_seed"):
         generator.manual_seed(random.Random(f"{seed} {place}").getrandbits(63))

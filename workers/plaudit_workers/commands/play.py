@@ -55,9 +55,9 @@ from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
 from plaudit_workers.rollout.vllm_arguments import prepare_environment
 from plaudit_workers.rollout.worker import build_engine, open_agent
 from plaudit_workers.service.build import BuildContext, build_pipeline
+from plaudit_workers.stored_samples import write_samples
 from plaudit_workers.training.groups import sample_seed
 from plaudit_workers.training.state import RunPlan
-from plaudit_workers.training.stored_samples import write_samples
 
 if TYPE_CHECKING:
     from plaudit_workers.tokenizer import ChatTemplate

@@ -2,9 +2,10 @@
 
 Watched scorers are asked again about the same samples, so that their drift shows (``drift``).
 
-The stored samples are the queue and ``audits/`` holds the results (``plaudit_metrics.sources.audits``): what is drawn
-and has no line yet is open, whatever was killed. A lease in Redis keeps two workers from the same group. Nobody waits
-for an audit: the trainer, deadlines, drains and the autoscaler see nothing of it, and a failure is one more result.
+Stored samples are the queue: the trainer writes them, in a service ``kept_groups``. ``audits/`` holds the results
+(``plaudit_metrics.sources.audits``): what is drawn and has no line yet is open, whatever was killed. A lease in Redis
+keeps two workers from the same group. Nobody waits for an audit: the trainer, deadlines, drains and the autoscaler see
+nothing of it, and a failure is one more result.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from plaudit_metrics.sources.audits import (
     append_drift,
     audits_file,
     drift_file,
-    is_drawn,
+    is_audited,
     read_audits,
     read_drift,
 )
@@ -47,6 +48,7 @@ from plaudit_wire.records import LEASE_S, Sample, ScorerRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.process import unless_stopped
 from plaudit_workers.service.build import BuildContext, build_pipeline
+from plaudit_workers.service.kept_groups import KeptGroups
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
@@ -78,10 +80,17 @@ class Auditor:
         worker: name of this process.
         reward: of the job, with its auditors and the scorers whose drift is watched.
         pipelines: one for each of them that could be opened; ``run`` closes them.
+        kept: the groups of a reward service, which no trainer stores.
     """
 
     def __init__(
-        self, worker: str, transport: Transport, run_folder: Path, reward: RewardSpec, pipelines: Mapping[str, Pipeline]
+        self,
+        worker: str,
+        transport: Transport,
+        run_folder: Path,
+        reward: RewardSpec,
+        pipelines: Mapping[str, Pipeline],
+        kept: KeptGroups | None = None,
     ) -> None:
         self._worker = worker
         self._transport = transport
@@ -89,6 +98,7 @@ class Auditor:
         self._auditors = {name: spec for name, spec in reward.auditors.items() if name in pipelines}
         self._watched = {name: spec for name, spec in reward.watched.items() if name in pipelines}
         self._pipelines = pipelines
+        self._kept = kept
         self._done: set[Path] = set()
         """Files of samples of which every drawn group has been audited."""
 
@@ -108,6 +118,8 @@ class Auditor:
         seen: set[Path] = set()
         try:
             while True:
+                if self._kept is not None:
+                    await self._kept.store()
                 files = await asyncio.to_thread(surviving_files, self._folder / FOLDER)
                 await self._watch_drift(files, has_room)
                 left = [path for path in files.values() if path not in self._done | seen]
@@ -246,7 +258,7 @@ def open_groups(run_folder: Path, samples: Path, auditors: Mapping[str, AuditSpe
         group: [
             name
             for name, spec in auditors.items()
-            if is_drawn(group, step, spec.share, spec.every_steps) and name not in audited.get(group, ())
+            if is_audited(group, step, spec.share, spec.every_steps) and name not in audited.get(group, ())
         ]
         for group, step in steps.items()
     }
@@ -304,7 +316,9 @@ def _take_over(target: Path, samples: Path) -> None:
             append_audit(target, each)
 
 
-async def open_auditor(reward: RewardSpec, context: BuildContext, transport: Transport, run_folder: Path) -> Auditor:
+async def open_auditor(
+    reward: RewardSpec, context: BuildContext, transport: Transport, run_folder: Path, *, trains: bool = True
+) -> Auditor:
     """Open the auditors of a job, and the scorers whose drift is watched.
 
     One that is refused is left out: it must not end the worker that scores.
@@ -315,4 +329,5 @@ async def open_auditor(reward: RewardSpec, context: BuildContext, transport: Tra
             pipelines[name] = await build_pipeline(reward.alone(name), context.worker, context)
         except RefusedError as error:
             logger.error("auditor refused", scorer=name, error=str(error))
-    return Auditor(context.worker, transport, run_folder, reward, pipelines)
+    kept = None if trains else KeptGroups(transport, run_folder)
+    return Auditor(context.worker, transport, run_folder, reward, pipelines, kept)

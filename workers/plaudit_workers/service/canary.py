@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from plaudit_reward.http import HttpClient, NoResponseError
 from plaudit_wire.errors import CallTimeoutError, InfrastructureError
+from plaudit_wire.records import is_drawn
 from plaudit_workers.service.callers import GatewayAnswer, GroupAnswer, SampleAnswer
 from plaudit_workers.service.lines import SampleInput
 from plaudit_workers.service.requests import SubmittedSamples
@@ -88,7 +88,6 @@ _MOST_AT_ONCE = 512
 """Copied samples in flight; further ones are left out, so that a slow canary holds no memory here. A group that is
 larger goes alone."""
 _WITHIN_S = 600.0
-_PARTS = 1 << 16
 _FAILURES = (NoResponseError, CallTimeoutError, InfrastructureError, msgspec.DecodeError)
 
 
@@ -123,8 +122,7 @@ class Canary:
     def offer(self, submitted: SubmittedSamples, answer: GatewayAnswer) -> None:
         """Copy a sample or group that was scored here, if it belongs to the share. A group is copied as a whole."""
         # By the id: a repeated request draws the same.
-        is_drawn = zlib.crc32(submitted.id.encode()) % _PARTS < self._share * _PARTS
-        if not isinstance(answer, SampleAnswer | GroupAnswer) or not is_drawn:
+        if not isinstance(answer, SampleAnswer | GroupAnswer) or not is_drawn(submitted.id, self._share):
             return
         num_samples = len(submitted.samples)
         if self._num_in_flight and self._num_in_flight + num_samples > _MOST_AT_ONCE:

@@ -111,11 +111,11 @@ def _context(job: RLJob, settings: ProcessSettings, version: str, gate: CallGate
 
 
 async def _auditor(job: RLJob, context: BuildContext, transport: Transport, run_folder: Path) -> Auditor | None:
-    if not (job.spec.trains and (job.spec.reward.auditors or job.spec.reward.watched)):
+    if not (job.spec.reward.auditors or job.spec.reward.watched):
         return None
     from plaudit_workers.service.auditor import open_auditor  # reads Parquet
 
-    return await open_auditor(job.spec.reward, context, transport, run_folder)
+    return await open_auditor(job.spec.reward, context, transport, run_folder, trains=job.spec.trains)
 
 
 class ScoringWorker:
@@ -331,6 +331,7 @@ def service_of(job: RLJob) -> Service:
         group_scorers=has_group_scorers(reward),
         group_deadline_s=reward.group_deadline_seconds,
         room=_QUEUED_PER_SLOT * replicas * workers.max_concurrent_samples,
+        kept_share=max((audit.share for audit in reward.auditors.values()), default=0.0),
     )
 
 

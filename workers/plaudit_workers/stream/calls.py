@@ -20,7 +20,15 @@ import msgspec
 
 from plaudit_wire.messages import Announcement, EncodedBody, GroupDelivery, Prompt, Service, encode
 from plaudit_wire.names import Stream
-from plaudit_wire.records import ADMISSION_MEMORY_SHARE, GroupEnd, Sample, ScoringRecord, StepRecord, WorkerRecord
+from plaudit_wire.records import (
+    ADMISSION_MEMORY_SHARE,
+    GroupEnd,
+    Sample,
+    ScoringRecord,
+    StepRecord,
+    WorkerRecord,
+    is_drawn,
+)
 
 Answer = TypeVar("Answer", covariant=True)
 T = TypeVar("T")
@@ -465,6 +473,7 @@ def submit(session: str, epoch: int, service: Service, group: SubmittedGroup, ro
         group.prompt,
         group.generation,
         group.tensors,
+        int(is_drawn(group.id, service.kept_share)),
         *(part for sample in group.samples for part in sample),
     ]
     return Call("submit", arguments, lambda answer: Submission(_accepted_answer(answer, session)), group.id)
@@ -474,6 +483,24 @@ def acknowledge(session: str, epoch: int, results: Sequence[tuple[str, str]]) ->
     """Acknowledge results (group, entry); with none it only keeps the session alive. Reading raises as ``submit``."""
     flat = (part for result in results for part in result)
     return Call("acknowledge", (session, epoch, *flat), lambda answer: _accepted_answer(answer, session))
+
+
+def take_kept(count: int, within_s: float, first_free: int) -> Call[tuple[int, list[str]] | None]:
+    """Take groups of a service that were kept for auditors; the answer is the number of their file, and their ids.
+
+    It is None while fewer than ``count`` groups have waited for less than ``within_s``. ``first_free`` is the first
+    number that no file has.
+    """
+    return Call("take_kept", (count, within_s, first_free), _kept)
+
+
+def _kept(answer: list[bytes]) -> tuple[int, list[str]] | None:
+    return (int(answer[0]), [group.decode() for group in answer[1:]]) if answer else None
+
+
+def let_go(file: int) -> Call[int]:
+    """Remove the kept groups of a file that was written."""
+    return Call("let_go", (file,), int)
 
 
 def end_session(session: str, epoch: int | None) -> Call[bool]:

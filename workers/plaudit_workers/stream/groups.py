@@ -73,6 +73,16 @@ async def read_group(transport: Transport, group_id: str) -> Group | None:
     return (await read_groups(transport, [(group_id, int(n))]))[0] if n is not None else None
 
 
+async def read_kept_group(transport: Transport, group_id: str) -> Group | None:
+    """Return a group that was kept for a service's auditors; None when it was stored. Raises ``RecordError``."""
+    commands, key = transport.commands, transport.names.kept_group(group_id)
+    n: Any = await commands.hget(key, "n")
+    if n is None:
+        return None
+    values: Any = await commands.hmget(key, _fields(int(n)))
+    return await _read_hash(group_id, values, transport.volume, None)
+
+
 async def read_groups(
     transport: Transport, groups: Sequence[tuple[str, int]], *, taken: bool = False
 ) -> list[Group | None]:

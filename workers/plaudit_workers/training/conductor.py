@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plaudit_metrics.sources.audits import AuditHistory, drift_file, is_drawn, read_drift
+from plaudit_metrics.sources.audits import AuditHistory, drift_file, is_audited, read_drift
 from plaudit_metrics.statistics.audits import TREND_STEPS, WINDOW_STEPS, drift_figures, step_figures
 from plaudit_metrics.statistics.verdict import REPLY_KEY
 from plaudit_reward.providers import provider_of
@@ -29,6 +29,7 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.records import SandboxWork, StepRecord, WorkerRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.files import whole_file
+from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.training.groups import (
     Admitter,
     GroupIntake,
@@ -42,7 +43,6 @@ from plaudit_workers.training.machines import EndedMachines
 from plaudit_workers.training.resume import BackendThread, TrainerBackend, take_over
 from plaudit_workers.training.state import RunContext, RunState, refuse_replaced
 from plaudit_workers.training.step import OpenStep, StepReport, StepTraining
-from plaudit_workers.training.stored_samples import store_groups
 from plaudit_workers.training.turns import Announcements, BackgroundTasks, Turns, published_bytes
 from plaudit_workers.training.validation import Validation
 
@@ -260,7 +260,7 @@ class RunRecords:
         scored = [record.group for record in report.records if record.num_scored]
         auditors = self._run.plan.auditors
         self._drawn[report.step] = {
-            name: {group for group in scored if is_drawn(group, report.step, audit.share, audit.every_steps)}
+            name: {group for group in scored if is_audited(group, report.step, audit.share, audit.every_steps)}
             for name, audit in auditors.items()
         }
         self._drawn = {step: drawn for step, drawn in self._drawn.items() if step > report.step - WINDOW_STEPS}

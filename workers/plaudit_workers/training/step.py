@@ -396,16 +396,21 @@ class StepTraining:
             )
 
     def _refuse_skipped(self, step: OpenStep, report: StepReport) -> None:
-        """Fail the job when its scorers skip every sample of step after step, or of all of its steps."""
+        """Fail the job when its scorers skip every sample of step after step, or of all of its steps.
+
+        Samples whose scoring failed may be among them, fewer than ``reward.maxFailedShare`` allows.
+        """
         scorings = [sample.scoring for sample in report.samples if sample.scoring is not None]
-        if report.updates or not scorings or any(scoring.outcome != "skipped" for scoring in scorings):
+        num_skipped = sum(scoring.outcome == "skipped" for scoring in scorings)
+        if report.updates or not num_skipped or any(scoring.value is not None for scoring in scorings):
             self._skipped_steps = 0
             return
         self._skipped_steps += 1
         if self._skipped_steps < min(_MOST_SKIPPED_STEPS, step.schedule.steps):
             return
         ((reason, count),) = Counter(scoring.reason for scoring in scorings).most_common(1)
-        self.state.problem = f"step {step.step} not trained: its scorers skipped every sample. {count} × {reason}"
+        how = "skipped" if num_skipped == len(scorings) else "skipped or failed"
+        self.state.problem = f"step {step.step} not trained: its scorers {how} every sample. {count} × {reason}"
         raise JobFailedError(
             f"{self.state.problem}. It was so in {self._skipped_steps} steps in a row. A sample needs a scorer that "
             "gives it a value: fix the scorers, or the agent that they depend on, then continue with --resume"

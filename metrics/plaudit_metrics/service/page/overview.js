@@ -40,7 +40,9 @@ export class Overview {
     this.validation = keyedChart("validation", overSteps, "val/", "/reward", {
       title: "Validation reward", note: "Mean of each data source, at the steps with a validation.",
     });
-    this.values = keyedChart("values", overSteps, "reward_pipeline/scorer/", "/value/mean", { title: "Values of the scorers", note: "Mean of the step." });
+    this.values = keyedChart("values", overSteps, "reward_pipeline/scorer/", "/value/mean", {
+      title: "Values of the scorers", note: "Mean of the step.", isName: (scorer) => !scorer.includes("/"),
+    });
     this.drift = keyedChart("drift", overSteps, "drift/", "/value", {
       title: "Drift of the scorers", note: "How much more each gave the same samples of the first step when it was asked again, with the 95 % interval.",
       band: (scorer) => [(step) => step[`drift/${scorer}/value_low`], (step) => step[`drift/${scorer}/value_high`]],
@@ -211,9 +213,9 @@ function deviation(key) {
 
 /**
  * A chart with one line for each `<name>` of the keys `<before><name><after>`. It is built anew when another name appears, and
- * hidden while no step has one.
+ * hidden while no step has one. `isName` refuses what only looks like a name, such as the extra "value" of a scorer.
  */
-function keyedChart(id, chartOf, before, after, { band, ...spec }) {
+function keyedChart(id, chartOf, before, after, { band, isName = () => true, ...spec }) {
   const node = element("div", { id, hidden: true });
   const line = { kind: "lines", unit: "figure" };
   const series = (name, index) => ({ key: name, label: name, color: LINES[index], value: (step) => step[before + name + after], band: band?.(name) });
@@ -221,7 +223,7 @@ function keyedChart(id, chartOf, before, after, { band, ...spec }) {
   let chart = null;
   const namesOf = (steps) => {
     const keys = steps.flatMap((step) => Object.keys(step).filter((key) => key.startsWith(before) && key.endsWith(after)));
-    return [...new Set(keys)].map((key) => key.slice(before.length, -after.length)).sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
+    return [...new Set(keys)].map((key) => key.slice(before.length, -after.length)).filter(isName).sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
   };
   const update = (steps) => {
     const found = namesOf(steps);

@@ -104,20 +104,21 @@ def _seconds(step: StepRecord) -> float:
 _BOUNDS = {"": "mean", "_low": "low", "_high": "high"}
 
 
-def _by_scorer(prefix: str, step: StepRecord) -> Iterator[tuple[str, str, float]]:
-    for key, value in step.statistics.items():
+def _by_scorer(prefix: str, statistics: Mapping[str, float]) -> Iterator[tuple[str, str, float]]:
+    for key, value in statistics.items():
         if key.startswith(prefix):
             scorer, _, figure = key.removeprefix(prefix).partition("/")
             yield scorer, figure, value
 
 
-def _with_bounds(prefix: str, name: str, step: StepRecord) -> Labelled:
+def _with_bounds(prefix: str, name: str, statistics: Mapping[str, float]) -> Labelled:
     wanted = {f"{name}{ending}": statistic for ending, statistic in _BOUNDS.items()}
-    return {(scorer, wanted[figure]): value for scorer, figure, value in _by_scorer(prefix, step) if figure in wanted}
+    found = _by_scorer(prefix, statistics)
+    return {(scorer, wanted[figure]): value for scorer, figure, value in found if figure in wanted}
 
 
-def _single(name: str, step: StepRecord) -> Labelled:
-    return {(scorer,): value for scorer, figure, value in _by_scorer(KEY, step) if figure == name}
+def _single(name: str, statistics: Mapping[str, float]) -> Labelled:
+    return {(scorer,): value for scorer, figure, value in _by_scorer(KEY, statistics) if figure == name}
 
 
 _BOUNDED = {
@@ -138,7 +139,7 @@ _SINGLE = {
         "Probability that chance alone lets the reward rise and an auditor fall as seen",
     ),
 }
-_AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]], ...] = (
+_AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], Labelled]], ...] = (
     *(
         (name, text, ("scorer", "statistic"), partial(_with_bounds, KEY, figure))
         for figure, (name, text) in _BOUNDED.items()
@@ -151,7 +152,7 @@ _AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Lab
     ),
     *((name, text, ("scorer",), partial(_single, figure)) for figure, (name, text) in _SINGLE.items()),
 )
-"""Gauges of auditors and of watched scorers, in the form of ``_GAUGES``."""
+"""Gauges of auditors and of watched scorers: as ``_GAUGES``, their values from the statistics of a step."""
 
 _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]], ...] = (
     ("plaudit_step", "Number", (), lambda step: {(): step.step}),
@@ -193,7 +194,6 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]
         ("stage", "statistic"),
         partial(_quantiles, "reward_pipeline/sandbox/", "_s/"),
     ),
-    *_AUDIT_GAUGES,
 )
 """Name, help text and labels of a gauge of the newest closed step, and its values by label values."""
 
@@ -205,6 +205,7 @@ class StepSeries(Collector):
         self._lengths_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._recent: deque[Mapping[str, float]] = deque(maxlen=WINDOW_STEPS)
         self._newest: StepRecord | None = None
+        self._audits: Mapping[str, float] = {}
         self._missing_share: float | None = None
         summary, counter = partial(Summary, registry=registry), partial(Counter, registry=registry)
         self.seconds = summary("plaudit_step_seconds", "Seconds of closed steps")
@@ -240,6 +241,10 @@ class StepSeries(Collector):
         self._recent.append(record.statistics)
         self._newest = record
 
+    def show_audits(self, figures: Mapping[str, float]) -> None:
+        """Show the figures of a service's auditors, which no step has, by the keys that they have in a step."""
+        self._audits = figures
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges as they are scraped; their names do not depend on a step."""
         longest = f"Seconds of the longest of the {RECENT_STEPS} newest closed steps"
@@ -254,6 +259,9 @@ class StepSeries(Collector):
         for name, documentation, labels, values in _GAUGES:
             text = f"{documentation}; newest closed step"
             yield gauge_family(name, text, labels, values(newest) if newest else {})
+        for name, documentation, labels, of_statistics in _AUDIT_GAUGES:
+            figures = newest.statistics if newest else self._audits
+            yield gauge_family(name, f"{documentation}; newest closed step", labels, of_statistics(figures))
         for name, (key, documentation) in _STATISTICS.items():
             figure = newest.statistics.get(key) if newest else None
             yield gauge_family(name, f"{documentation}; newest closed step", (), {(): figure})
@@ -344,6 +352,10 @@ class RunSeries(Collector):
             if record.step != VALIDATION_FIRST:
                 self._steps.show(record)
                 self._samples.close_step(record)
+
+    def show_audits(self, figures: Mapping[str, float]) -> None:
+        """Show the figures of a service's auditors."""
+        self._steps.show_audits(figures)
 
     def count_late(self, count: int) -> None:
         """Count records that arrived after their step was closed."""

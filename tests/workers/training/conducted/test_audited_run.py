@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_job.spec.rewards import AuditSpec
-from plaudit_metrics.sources.audits import FOLDER, is_drawn, run_audits
+from plaudit_metrics.sources.audits import FOLDER, is_audited, run_audits
 from plaudit_metrics.sources.sample_schema import surviving_files
 from plaudit_metrics.sources.steps import read_steps
 from plaudit_workers.training.state import RunPlan
@@ -50,7 +50,9 @@ def drawn_groups(folder: Path, share: float) -> set[str]:
         drawn |= {
             row["group"]
             for row in table
-            if row["split"] == "train" and row["outcome"] == "scored" and is_drawn(row["group"], row["step"], share, 1)
+            if row["split"] == "train"
+            and row["outcome"] == "scored"
+            and is_audited(row["group"], row["step"], share, 1)
         }
     return drawn
 

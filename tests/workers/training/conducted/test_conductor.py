@@ -188,6 +188,13 @@ async def test_a_job_whose_scorers_skip_every_sample_fails_with_the_reason(
     assert sorted(position for update in positions(policy) for position in update) == list(range(8, 16))
 
 
+async def test_a_job_whose_scorers_skip_what_does_not_fail_fails_as_well(simulation: Any, make_plan: MakePlan) -> None:
+    simulation.broken, simulation.skipped = {0}, set(range(1, 100))
+    async with simulation.workers():
+        with pytest.raises(JobFailedError, match=r"its scorers skipped or failed every sample\. 12 × .* returned None"):
+            await simulation.train(make_plan(steps=1))
+
+
 async def test_the_heartbeat_gives_the_reason_and_time_of_the_next_try(simulation: Any, make_plan: MakePlan) -> None:
     simulation.broken = {0, 1, 2}
     transport = await simulation.open()

@@ -192,8 +192,8 @@ def _call(name: str, arguments: Any) -> ParsedCall:
         return ParsedCall(name, {}, str(error))
 
 
-_OPENS = r"<think>|<thinking>|<seed:think>|<\|START_THINKING\|>|\[THINK\]|◁think▷"
-_CLOSES = r"</think>|</thinking>|</seed:think>|<\|END_THINKING\|>|\[/THINK\]|◁/think▷"
+_OPENS = r"<think>|<thinking>|<thought>|<reasoning>|<seed:think>|<\|START_THINKING\|>|\[THINK\]|◁think▷"
+_CLOSES = r"</think>|</thinking>|</thought>|</reasoning>|</seed:think>|<\|END_THINKING\|>|\[/THINK\]|◁/think▷"
 _REASONING_TAG = re.compile(rf"(?<![\"'\\])(?:(?P<opens>{_OPENS})|{_CLOSES})")
 """Not directly behind a quote: there it is part of a call's arguments."""
 

@@ -3,7 +3,8 @@
 -- ARGV[1] is the group's id. Fields of the hash:
 --   phase, incarnation, admission, prompt, prompt_entry, n, needed, split, step, source, scorers, deadline_s, scoring_s,
 --   open (samples not terminal), scored, unpublished (neither published nor terminal), drop, admitted, terminal, ready,
---   entry (of `ready` or `groups`), reason, released, session (whose client submitted it); and of sample i
+--   entry (of `ready` or `groups`), reason, released, session (whose client submitted it), kept (1: for
+--   auditors); and of sample i
 --   tensors:i, sample:i, first:i = "time worker",
 --   published:i = "call digest taken published entry", a line end, the generation record,
 --   ended:i = "call outcome taken committed deliveries first_taken" (- for none), a line end, the scoring record,
@@ -27,12 +28,12 @@ end
 local function look(i)
   local f = redis.call('HMGET', group, 'phase', 'n', 'open', 'scored', 'unpublished', 'needed', 'split', 'step', 'source',
     'scorers', 'admitted', 'deadline_s', 'scoring_s', 'drop', 'prompt_entry', 'published:' .. i, 'ended:' .. i,
-    'first:' .. i, 'session')
+    'first:' .. i, 'session', 'kept')
   return {phase = f[1], n = tonumber(f[2] or 0), open = tonumber(f[3] or 0), scored = tonumber(f[4] or 0),
     unpublished = tonumber(f[5] or 0), needed = tonumber(f[6] or 0), split = f[7], step = f[8], source = f[9],
     scorers = f[10] == '1', admitted = f[11], deadline_s = tonumber(f[12] or 0), scoring_s = tonumber(f[13] or 0),
     drop = f[14] == '1', prompt_entry = f[15], published = unpacked(f[16]), ended = unpacked(f[17]),
-    first = f[18] and words(f[18]), session = f[19]}
+    first = f[18] and words(f[18]), session = f[19], kept = f[20]}
 end
 
 -- How many entries `events` may keep, for the next event with so many bytes: a tenth of Redis's memory, or 100,000
@@ -112,12 +113,18 @@ local function deliver(g)
   local digest = redis.call('HGET', group, 'admission')
   redis.call('HSET', session_key(g.session, 'groups'), id, digest .. ' ' .. result)
   count_in_work(g.session, -g.n)
-  redis.call('UNLINK', group)
+  if g.kept then
+    redis.call('RENAME', group, prefix .. 'kept:' .. id)
+    redis.call('ZADD', prefix .. 'kept', stamp(now), id)
+  else
+    redis.call('UNLINK', group)
+  end
   redis.call('ZREM', open_groups, id)
 end
 
 -- Hands the group to whoever admitted it. The trainer's: phase `ready` to be trained, `dropped` to be closed with that
--- reason. A session's: its scores become an entry of the session's results, and the group is gone.
+-- reason. A session's: its scores become an entry of the session's results, and the group is gone
+-- or waits under another key until it is stored for auditors.
 local function settle(g, phase, reason)
   report(g)
   if g.session then return deliver(g) end
