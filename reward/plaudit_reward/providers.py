@@ -41,6 +41,8 @@ class TaskMachine:
     """Where its commands and its tests run."""
     waited_s: float = 0.0
     """The part of the seconds that it took in which a broker had no place for it."""
+    cpus: float = 0.0
+    """CPUs that it holds while it exists; 0: only its commands hold one."""
 
 
 @dataclass(frozen=True)
@@ -226,12 +228,12 @@ class ContainerProvider:
         except BaseException:
             machine.remove()
             raise
-        return TaskMachine(machine, workdir)
+        return TaskMachine(machine, workdir, machine.settings.cpus)
 
     def find(self, folder: Path, task: Task | None) -> TaskMachine:
         """Read which container it is."""
         machine = self._machine(folder, task)
-        return TaskMachine(machine, machine.settings.workdir)
+        return TaskMachine(machine, machine.settings.workdir, machine.settings.cpus)
 
     def remove(self, *places: Path) -> None:
         """Remove the containers, the copies of their tests, and the folders."""

@@ -15,7 +15,11 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from container_images import IMAGE, why_none
 from namespaces import HAS_NAMESPACES
+from plaudit_job.spec.rljob import SandboxesSpec
+from plaudit_reward.providers import ContainerProvider, provider_of
+from plaudit_sandbox.container_engine import find_engine
 from waiting import until_in_thread
 
 pytestmark = [
@@ -47,6 +51,48 @@ def test_a_model_is_trained_by_tests_in_its_machines(
         assert step.statistics["reward_pipeline/outcome/scored"] == step.num_samples
         assert step.statistics["reward_pipeline/scorer/tests/extra/verify_s/mean"] > 0
     assert machines_left(run.folder) == []
+
+
+@pytest.mark.skipif(bool(why_none()), reason=why_none())
+def test_machines_of_a_run_may_be_containers(
+    example: Callable[[str], Path], change_job: Callable[..., Path], plaudit_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(example("13-terminal"), tmp_path / "job")
+    job = change_job(
+        folder / "job.yaml",
+        algorithm__steps=2,
+        algorithm__promptsPerStep=1,
+        algorithm__samplesPerPrompt=2,
+        rollout__engine={"kind": "scripted", "arguments": {"turns": TURNS}},
+        rollout__agent__maxTurnTokens=None,
+        sandboxes={"provider": "container", "image": IMAGE, "maxConcurrent": 2, "memory": "256Mi", "disk": "64Mi"},
+    )
+    run = plaudit_run(job)
+    assert run.exit_code == 0, run.output
+    assert run.trained_steps == [1, 2]
+    for step in run.steps:
+        figures = step.statistics
+        assert figures["reward_pipeline/outcome/scored"] == step.num_samples == 2
+        sandbox = {key.rpartition("sandbox/")[2]: value for key, value in figures.items() if "/sandbox/" in key}
+        assert (sandbox["machines"], sandbox["failed"]) == (2, 0)
+        assert min(sandbox[f"{stage}_s/p50"] for stage in ("start", "exec", "verify")) > 0
+        assert sandbox["cpu_hours"] > 0
+    assert run.steps[1].statistics["reward_pipeline/sandbox/release_s/max"] > 0
+    rows = [
+        row for file in run.folder.glob("samples/*.parquet") for row in pyarrow.parquet.read_table(file).to_pylist()
+    ]
+    assert all(row["score"] == score_of(row) for row in rows)
+    assert all(json.loads(row["sandbox_json"])["cpus"] == 1.0 for row in rows)
+    assert machines_left(run.folder) == []
+    provider = provider_of(SandboxesSpec(provider="container"), run.folder)
+    assert isinstance(provider, ContainerProvider)
+    assert find_engine().remove_of(provider.run) == []
+
+
+def score_of(row: dict[str, Any]) -> float:
+    """Return what the tests give for TURNS."""
+    wanted = json.loads(row["extra_info_json"])["task"].rpartition("-")[2]
+    return 1.0 if wanted == "12" else 0.3 if wanted[0] == "1" else 0.0
 
 
 def test_kills_during_commands_and_tests_lose_no_sample_and_leave_no_machine(
@@ -84,7 +130,5 @@ def test_kills_during_commands_and_tests_lose_no_sample_and_leave_no_machine(
     rows = [row for file in (run / "samples").glob("*.parquet") for row in pyarrow.parquet.read_table(file).to_pylist()]
     assert len(rows) == 2 * 6 * 4
     for row in rows:
-        task = json.loads(row["extra_info_json"])["task"]
-        wanted = task.rpartition("-")[2]
-        assert (row["outcome"], row["score"]) == ("scored", {"12": 1.0}.get(wanted, 0.3 if wanted[0] == "1" else 0.0))
+        assert (row["outcome"], row["score"]) == ("scored", score_of(row))
     assert machines_left(run) == []

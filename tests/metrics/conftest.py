@@ -34,6 +34,7 @@ from plaudit_wire.records import (
     GroupRecord,
     Outcome,
     SampleRecord,
+    SandboxRecord,
     ScorerRecord,
     ScoringRecord,
     Split,
@@ -43,7 +44,7 @@ from plaudit_wire.records import (
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.agents.messages import Trajectory
 from plaudit_workers.launch.redis import RedisServer, free_port
-from plaudit_workers.rollout.agents.agent import Generate, SingleTurn
+from plaudit_workers.rollout.agents.agent import Generate, MachineCounts, SingleTurn
 from plaudit_workers.rollout.scripted import ScriptedEngine
 from plaudit_workers.service.build import BuildContext, build_pipeline
 from plaudit_workers.service.worker import ScoringOptions, ScoringWorker
@@ -62,6 +63,7 @@ def build_sample(
     *,
     admitted: float = ADMITTED,
     rollout_queue: float = 0.0,
+    sandboxes: float = 0.0,
     engine_queue: float = 0.0,
     generation: float = 0.0,
     tools: float = 0.0,
@@ -85,7 +87,7 @@ def build_sample(
 ) -> SampleRecord:
     """A sample that spent the given seconds in the given stages, one after the other."""
     taken = admitted + rollout_queue
-    published = taken + engine_queue + generation + tools
+    published = taken + sandboxes + engine_queue + generation + tools
     first_taken = published + sample_queue
     score_taken = first_taken + redelivery
     committed = score_taken + limiter + retry + score + commit
@@ -119,10 +121,11 @@ def build_sample(
             response_tokens=response_tokens,
             version_min=version,
             version_max=version,
-            tool_s=tools,
+            tool_s=sandboxes + tools,
             engine_queue_s=engine_queue,
             num_preempted=num_preempted,
             turns=list(turns),
+            sandbox=SandboxRecord(start_s=sandboxes) if sandboxes else None,
         ),
         deliveries=deliveries,
     )
@@ -162,7 +165,7 @@ def group() -> Callable[..., GroupRecord]:
     return build_group
 
 
-_VALUES = THRESHOLDS | {"toolSlowSeconds": 0.3}
+_VALUES = THRESHOLDS | dict.fromkeys(("toolSlowSeconds", "sandboxSlowSeconds", "sandboxWaitSeconds"), 0.3)
 """A tool that takes a minute would take a test as long."""
 
 
@@ -324,11 +327,12 @@ class _ComputingEngine(ScriptedEngine):
 
 
 class _SearchingAgent(SingleTurn):
-    """Calls a tool once after its turn; the tool itself is not run."""
+    """Calls a tool once after its turn; the tool itself is not run, and there is no machine."""
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         trajectory = await super().run(prompt, generate)
         trajectory.add_calls([CallRecord("search", "ok", started_s=0.001, call_s=0.002)])
+        trajectory.sandbox = SandboxRecord(start_s=0.001, claim_s=0.001, exec_s=0.001, num_commands=1)
         return trajectory
 
 
@@ -404,7 +408,7 @@ class _RunInThread:
     async def _train(self) -> None:
         simulation = Simulation(self._server, self._settings.run, self._folder)
         simulation.engine_class, simulation.policy_class = _ComputingEngine, _ProbingPolicy
-        simulation.agent_class = _SearchingAgent
+        simulation.agent_class, simulation.machines = _SearchingAgent, MachineCounts()
         simulation.broken = {2, 9}
         async with simulation.workers(reward_workers=0), self._judging():
             done, _ = await simulation.train(make_plan(steps=self.num_steps, staleness=1))

@@ -17,7 +17,7 @@ from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth, take_snap
 from plaudit_metrics.terminal.overview import MetricsService
 from plaudit_metrics.terminal.top import frame
 from plaudit_wire.names import Names
-from plaudit_wire.records import ScorerWork, StepRecord, WorkerRecord
+from plaudit_wire.records import SandboxWork, ScorerWork, StepRecord, WorkerRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.stream.transport import Transport
@@ -49,6 +49,12 @@ def rollout(**about: Any) -> WorkerRecord:
     return WorkerRecord("rollout-0", "rollout", 64, 64, version="1.3", **about)
 
 
+def machines(waiting: int, starting: int) -> WorkerRecord:
+    """A rollout of which 50 samples are in their agents."""
+    work = SandboxWork(8, starting, waiting, 40.0 if waiting else 0.0)
+    return rollout(in_agents=50, sandboxes=work)
+
+
 FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 not trained: 80% have no score")
 
 
@@ -73,6 +79,13 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
         (seen(TRAINER), "trainer", "the trainer is at work"),
         (seen(UPDATING, streams=PROMPTS), "trainer", "the trainer updates the policy"),
         (seen(TRAINER, rollout(in_agents=40), streams=PROMPTS), "tools", "40 samples of 64 wait for tools"),
+        (
+            seen(TRAINER, machines(12, 30), streams=PROMPTS),
+            "sandboxes",
+            "12 samples wait for a machine, the oldest 40",
+        ),
+        (seen(TRAINER, machines(0, 30), streams=PROMPTS), "sandboxes", "30 machines start"),
+        (seen(TRAINER, machines(2, 3), streams=PROMPTS), "tools", "50 samples of 64 wait for tools"),
         (seen(TRAINER, rollout(in_agents=2), streams=PROMPTS), "generation", "8 prompts are with rollouts"),
         (seen(TRAINER, rollout(loading="1.4"), streams=PROMPTS), "weights", "1 rollout of 1 loads new weights"),
         (seen(TRAINER, REWARD, streams=SCORING | PROMPTS), "generation", "8 prompts are with rollouts"),

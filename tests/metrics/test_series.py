@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +23,8 @@ from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.records import (
     CallRecord,
     EngineStatus,
+    SandboxRecord,
+    SandboxWork,
     ScorerRecord,
     ScorerWork,
     StepRecord,
@@ -254,6 +257,38 @@ def test_calls_of_tools_are_counted_and_refused_ones_are_no_failures(sample: Bui
     assert value("plaudit_tool_calls_total", {"tool": "search", "outcome": "refused"}) == 20
     assert value("plaudit_tool_call_seconds_count", {"tool": "search"}) == 20
     assert value("plaudit_tool_recent_failed_ratio", {"tool": "search"}) == 0.5
+
+
+def test_machines_are_counted_by_stage_and_result_and_absent_in_a_job_without(sample: Build) -> None:
+    series, plain = RunSeries(), RunSeries()
+    made = [sample(index=index, sandboxes=4.0) for index in range(30)]
+    broken = msgspec.structs.replace(made[0].generation, sandbox=SandboxRecord(4.0, claim_s=1.0, failed=True))
+    made += [msgspec.structs.replace(sample(index=index), generation=broken) for index in range(30, 40)]
+    series.count_samples(made)
+    value = series.registry.get_sample_value
+    assert value("plaudit_sandbox_machines_total", {"result": "ok"}) == 30
+    assert value("plaudit_sandbox_machines_total", {"result": "failed"}) == 10
+    assert value("plaudit_sandbox_seconds_sum", {"stage": "start"}) == 160
+    assert value("plaudit_sandbox_recent_failed_ratio") == 0.25
+    plain.count_samples([sample(index=index) for index in range(30)])
+    assert plain.registry.get_sample_value("plaudit_sandbox_machines_total", {"result": "ok"}) is None
+    assert plain.registry.get_sample_value("plaudit_sandbox_recent_failed_ratio") is None
+
+
+def test_machines_of_now_are_those_of_rollouts_and_what_the_trainer_sees_beyond() -> None:
+    series = RunSeries()
+    rollouts = [
+        WorkerRecord(f"rollout-{number}", "rollout", sandboxes=SandboxWork(3, 1, 2 * number, 5.0 * number))
+        for number in range(2)
+    ]
+    trainer = WorkerRecord("trainer-0", "trainer", sandboxes=SandboxWork(20))
+    series.show_snapshot(RunSnapshot(time=1000.0, worker_records=(*rollouts, trainer)))
+    value = series.registry.get_sample_value
+    states = {"waiting": 2, "starting": 2, "in_use": 6, "left": 12}
+    assert {state: value("plaudit_sandboxes", {"state": state}) for state in states} == states
+    assert value("plaudit_sandbox_oldest_wait_seconds") == 5.0
+    series.show_snapshot(RunSnapshot(time=1001.0, worker_records=(WorkerRecord("rollout-0", "rollout"),)))
+    assert value("plaudit_sandboxes", {"state": "waiting"}) is None
 
 
 def test_any_number_of_tools_becomes_few_series(sample: Build) -> None:

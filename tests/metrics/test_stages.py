@@ -17,7 +17,7 @@ from plaudit_metrics.statistics.stages import (
     sample_stage_seconds,
     stages_of,
 )
-from plaudit_wire.records import GroupRecord, SampleRecord, ScoringRecord, Stamps
+from plaudit_wire.records import GroupRecord, SampleRecord, SandboxRecord, ScoringRecord, Stamps
 
 SECONDS = st.floats(0, 500)
 STAMP = st.none() | st.floats(1_700_000_000, 1_700_001_000)
@@ -38,7 +38,12 @@ def any_sample(draw: st.DrawFn) -> SampleRecord:
             committed=admitted + draw(SECONDS),
         ),
         scoring=ScoringRecord("scored", 1.0, limiter_s=draw(SECONDS), retry_s=draw(SECONDS), call_s=draw(SECONDS)),
-        generation=make_generation(generate_s=0.0, tool_s=draw(SECONDS), engine_queue_s=draw(SECONDS))
+        generation=make_generation(
+            generate_s=0.0,
+            tool_s=draw(SECONDS),
+            engine_queue_s=draw(SECONDS),
+            sandbox=draw(st.none() | st.builds(SandboxRecord, start_s=SECONDS, claim_s=SECONDS, wait_s=SECONDS)),
+        )
         if generated
         else None,
     )

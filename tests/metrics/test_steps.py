@@ -97,17 +97,27 @@ def test_turns_and_tool_calls_are_counted_as_verl_counts_them(sample: Build) -> 
     )
 
 
-def test_times_of_machines_are_figures_of_the_step(sample: Build) -> None:
-    samples = [sample(index=number) for number in range(4)]
+def test_times_of_machines_are_figures_of_the_step(sample: Build, group: Build) -> None:
+    tests = {"tests": ScorerRecord("scored", 1.0, limiter_s=3.0, extra={"verify_s": 7.0})}
+    samples = [sample(index=number, generation=10.0, scorers=tests) for number in range(4)]
     for number in range(3):
-        times = SandboxRecord(start_s=1.0 + number, wait_s=0.5, exec_s=4.0 * number, num_commands=3)
+        times = SandboxRecord(
+            start_s=1.0 + number, claim_s=2.0, wait_s=0.5, exec_s=4.0 * number, num_commands=3, failed=number == 2
+        )
+        if number == 1:
+            times = msgspec.structs.replace(times, cpus=4.0)
         generation = msgspec.structs.replace(samples[number].generation, sandbox=times)
         samples[number] = msgspec.structs.replace(samples[number], generation=generation)
-    figures = step_statistics(samples, opened=0.0, closed=5.0)
+    ended = group(samples, closed=1_000_042.0)
+    figures = step_statistics(samples, groups=[ended], opened=0.0, closed=5.0)
     key = "reward_pipeline/sandbox"
-    assert [figures[f"{key}/{name}"] for name in ("start_s/p50", "wait_s/mean", "exec_s/max")] == [2.0, 0.5, 8.0]
+    stages = {"claim": 2.0, "start": 2.0, "wait": 0.5, "exec": 4.0, "verify_wait": 3.0, "verify": 7.0}
+    assert {stage: figures[f"{key}/{stage}_s/p50"] for stage in stages} == stages
+    assert (figures[f"{key}/machines"], figures[f"{key}/failed"]) == (3, 1)
+    held_s = 4 * (42 - 2) + (0 + 7) + (8 + 7)  # the second holds its CPUs to the end, the others for commands and tests
+    assert figures[f"{key}/cpu_hours"] == pytest.approx(held_s / 3600)
     without = step_statistics(samples[3:], opened=0.0, closed=5.0)
-    assert not [name for name in without if name.startswith(key)]
+    assert not [name for name in without if name.startswith(f"{key}/")]
 
 
 @pytest.mark.parametrize(("name", "quantile"), [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)])

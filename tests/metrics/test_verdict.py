@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_metrics.statistics.steps import step_statistics
 from plaudit_metrics.statistics.verdict import VERDICTS, explain, verdict, verdict_over
-from plaudit_wire.records import PAUSE, REDIS, GroupRecord, SampleRecord, ScorerRecord, WaitRecord
+from plaudit_wire.records import PAUSE, REDIS, GroupRecord, SampleRecord, SandboxRecord, ScorerRecord, WaitRecord
 
 Build = Callable[..., Any]
 START = 5_000.0
@@ -65,7 +66,8 @@ def step_of(
 
 SYNCHRONOUS = {
     "generation": {"generation": 20.0, "score": 3.0, "update_s": 10.0},
-    "tools": {"generation": 4.0, "tools": 20.0, "score": 3.0, "update_s": 10.0},
+    "sandboxes": {"generation": 4.0, "sandboxes": 20.0, "tools": 3.0, "score": 3.0, "update_s": 10.0},
+    "tools": {"generation": 4.0, "sandboxes": 3.0, "tools": 20.0, "score": 3.0, "update_s": 10.0},
     "reward": {"generation": 4.0, "score": 20.0, "update_s": 10.0},
     "limiter": {"generation": 4.0, "score": 2.0, "limiter": 20.0, "update_s": 10.0},
     "reward-queue": {"generation": 4.0, "sample_queue": 20.0, "score": 2.0, "update_s": 10.0},
@@ -76,6 +78,7 @@ SYNCHRONOUS = {
 }
 ASYNCHRONOUS = {
     "generation": {"generation": 40.0, "score": 3.0, "update_s": 10.0, "admitted_before_s": 15.0},
+    "sandboxes": {"generation": 4.0, "sandboxes": 36.0, "score": 3.0, "update_s": 10.0, "admitted_before_s": 15.0},
     "tools": {"generation": 4.0, "tools": 36.0, "score": 3.0, "update_s": 10.0, "admitted_before_s": 15.0},
     "reward": {"generation": 14.0, "score": 20.0, "update_s": 10.0, "admitted_before_s": 15.0},
     "limiter": {"generation": 14.0, "score": 2.0, "limiter": 20.0, "update_s": 10.0, "admitted_before_s": 15.0},
@@ -200,6 +203,31 @@ def test_waits_for_an_endpoint_that_asked_for_pauses_are_not_called_a_limit_of_t
     assert verdict(step_of(sample, group, **shape, scorers=limited)) == "limiter"
     steps = [step_of(sample, group, **shape, scorers=held) for _ in range(3)]
     assert verdict_over(steps) == "endpoint"
+
+
+def test_tests_that_wait_for_a_place_are_a_wait_for_machines(sample: Build, group: Build) -> None:
+    tests = {"tests": ScorerRecord("scored", 1.0, limiter_s=20.0, extra={"verify_s": 2.0})}
+    shape = {**SYNCHRONOUS["limiter"], "sandboxes": 0.1}
+    figures = step_of(sample, group, **shape, scorers=tests)
+    assert verdict(figures) == "sandboxes"
+    assert "raise sandboxes.maxConcurrent, or add reward workers" in explain("sandboxes", figures)
+
+
+@pytest.mark.parametrize(
+    ("machine", "remedy"),
+    [
+        ({"claim_s": 9.0, "start_s": 2.0}, "Samples waited 9.00 s at the median, 9.00 s at the 95th percentile, for"),
+        ({"claim_s": 1.0, "start_s": 8.0}, "use smaller images"),
+        ({"start_s": 1.0, "wait_s": 8.0}, "Commands waited"),
+    ],
+)
+def test_the_longest_wait_for_machines_has_its_own_remedy(
+    sample: Build, machine: dict[str, float], remedy: str
+) -> None:
+    record = sample(generation=2.0, tools=12.0)
+    generation = msgspec.structs.replace(record.generation, sandbox=SandboxRecord(**machine))
+    figures = step_statistics([msgspec.structs.replace(record, generation=generation)], opened=0.0, closed=20.0)
+    assert remedy in explain("sandboxes", figures)
 
 
 def test_redis_that_does_not_answer_is_a_cause_of_its_own(sample: Build, group: Build) -> None:

@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 
 from plaudit_metrics.statistics.columns import SampleColumns
 from plaudit_metrics.statistics.verdict import CAUSES, split_waits
-from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps, WaitRecord
+from plaudit_wire.records import (
+    GenerationRecord,
+    GroupRecord,
+    SampleRecord,
+    SandboxRecord,
+    ScoringRecord,
+    Stamps,
+    WaitRecord,
+)
 
 MOMENTS = st.floats(0, 100)
 MAYBE = st.none() | st.floats(0, 30)
+MACHINE = st.none() | st.builds(SandboxRecord, start_s=st.floats(0, 30), claim_s=st.floats(0, 30))
 
 
 @st.composite
@@ -43,7 +52,9 @@ def samples_of_groups(draw: st.DrawFn) -> tuple[list[SampleRecord], list[GroupRe
                     data_source="x",
                     stamps=Stamps(admitted=admitted, committed=committed, **stamps),
                     scoring=ScoringRecord("scored", 1.0, limiter_s=limiter_s),
-                    generation=GenerationRecord("r", 0.0, 1, 1, 1, 1),
+                    generation=GenerationRecord(
+                        *("r", 0.0, 1, 1, 1, 1), tool_s=draw(st.floats(0, 40)), sandbox=draw(MACHINE)
+                    ),
                 )
             )
         terminal = max(of_group)
@@ -67,11 +78,11 @@ def _cause_of_sample(sample: SampleRecord, moment: float) -> str:
     stamps = sample.stamps
     assert stamps.committed is not None
     scored_from = next(t for t in (stamps.score_taken, stamps.committed) if t is not None)
-    published = next(
-        t for t in (stamps.published, stamps.score_first_taken, stamps.score_taken, stamps.committed) if t is not None
-    )
+    published = _published(sample)
     if moment < published:
-        return "generation" if moment < _tools_begin(sample, published) else "tools"
+        if moment < _tools_begin(sample, published):
+            return "generation"
+        return "sandboxes" if moment < _machine_is_there(sample, published) else "tools"
     if moment < scored_from:
         return "sample_queue"
     if moment < min(scored_from + sample.scoring.limiter_s, stamps.committed):
@@ -79,10 +90,23 @@ def _cause_of_sample(sample: SampleRecord, moment: float) -> str:
     return "score" if moment < stamps.committed else "ready_queue"
 
 
+def _published(sample: SampleRecord) -> float:
+    """A missing point in time equals the next one."""
+    stamps = sample.stamps
+    points = (stamps.published, stamps.score_first_taken, stamps.score_taken, stamps.committed)
+    return next(point for point in points if point is not None)
+
+
 def _tools_begin(sample: SampleRecord, published: float) -> float:
     """Seconds in tools lie at the end of a sample's time in the rollout."""
     taken = published if sample.stamps.taken is None else sample.stamps.taken
     return max(published - (sample.generation.tool_s if sample.generation else 0.0), taken)
+
+
+def _machine_is_there(sample: SampleRecord, published: float) -> float:
+    """The wait for a machine comes before the other seconds in tools."""
+    machine = sample.generation.sandbox if sample.generation else None
+    return min(_tools_begin(sample, published) + (machine.waited_s if machine else 0.0), published)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -104,7 +128,7 @@ def test_the_split_equals_the_rule_applied_to_every_instant(
     assert split.cause_s == pytest.approx(expected, abs=1e-6)
     assert sum(split.cause_s.values()) == pytest.approx(split.total_s, abs=1e-9)
     assert split.exposed_reward_s == pytest.approx(
-        split.total_s - split.cause_s["generation"] - split.cause_s["tools"], abs=1e-9
+        split.total_s - sum(split.cause_s[cause] for cause in ("generation", "sandboxes", "tools")), abs=1e-9
     )
     assert 0 <= split.straggler_s <= split.total_s + 1e-9
 
@@ -113,8 +137,7 @@ def _all_borders(samples: list[SampleRecord], groups: list[GroupRecord], wait: W
     points = [group.ready for group in groups]
     for sample in samples:
         stamps = sample.stamps
-        if stamps.published is not None:
-            points.append(_tools_begin(sample, stamps.published))
+        points += [begin(sample, _published(sample)) for begin in (_tools_begin, _machine_is_there)]
         points += [stamps.published, stamps.score_first_taken, stamps.score_taken, stamps.committed]
         points.append((stamps.score_taken or 0.0) + sample.scoring.limiter_s)
     return [point for point in points if point is not None and wait.start < point < wait.end]
@@ -134,6 +157,7 @@ def test_retries_and_the_commit_count_as_score(
     split = split_waits(SampleColumns.from_records(of_group), [record], [WaitRecord(0.0, 36.0, [record.group])])
     assert split.cause_s == {
         "generation": 1.0,
+        "sandboxes": 0.0,
         "tools": 0.0,
         "sample_queue": 2.0,
         "limiter": 3.0,

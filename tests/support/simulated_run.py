@@ -24,7 +24,7 @@ from plaudit_wire.records import StepRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.data_facts import DataFacts
 from plaudit_workers.launch.redis import RedisServer
-from plaudit_workers.rollout.agents.agent import Agent, SingleTurn
+from plaudit_workers.rollout.agents.agent import Agent, MachineCounts, SingleTurn
 from plaudit_workers.rollout.scripted import Script, ScriptedEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.service.auditor import open_auditor
@@ -148,6 +148,8 @@ class Simulation:
         self.options: dict[str, Any] = {}
         """Options of rollouts."""
         self.agent_class: Callable[[], Agent] = SingleTurn
+        self.machines: MachineCounts | None = None
+        """What rollouts tell of their samples' machines."""
         self.spill_above_bytes: int | None = None
         """Larger records lie on the volume; None keeps all in Redis."""
         self.consumer: dict[str, Any] = {"block_s": 0.1}
@@ -274,7 +276,7 @@ class Simulation:
         options = RolloutOptions(
             256, SAMPLES, drain_grace_s=0.5, consumer=ConsumerOptions(**self.consumer), **self.options
         )
-        worker = RolloutWorker(name, transport, self.engine_class(script), self.agent_class(), options)
+        worker = RolloutWorker(name, transport, self.engine_class(script), self.agent_class(), options, self.machines)
         try:
             await worker.run(stop)
         finally:

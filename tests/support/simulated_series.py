@@ -30,6 +30,11 @@ _FROM_THE_START = ("first step", "first step hangs")
 """These begin in the fault: there is nothing of the run before."""
 
 
+_MACHINES_AWAITED = ("samples wait for machines", "machines start slowly")
+_SLOW_STAGES = {"start": "machines start slowly", "release": "machines end slowly", "exec": "", "verify": ""}
+"""Stage of a machine → the scenario in which it is slow."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run: the length of a healthy step, and what happens to it."""
@@ -86,6 +91,7 @@ class Run:
     seconds: float = 0.0
     exposed_seconds: float = 0.0
     tools_seconds: float = 0.0
+    sandboxes_seconds: float = 0.0
     samples_ended: int = 0
     validating_until_s: float = 0.0
     trainer_started_s: float = 1.0
@@ -205,6 +211,7 @@ class Run:
         self.seconds += steps * length_s
         self.exposed_seconds += steps * exposed_s
         self.tools_seconds += steps * length_s * (0.5 if fault == "slow tool" else 0.05)
+        self.sandboxes_seconds += steps * length_s * (0.5 if fault in _MACHINES_AWAITED else 0.05)
 
     def _samples(self, count: int, *, late: float, failed: float) -> None:
         """End so many samples, the late and the failed ones last."""
@@ -243,6 +250,7 @@ class Run:
             'plaudit_scorer_recent_failed_ratio{scorer="judge"}': failed,
             'plaudit_limiter_recent_wait_seconds{judge="judge"}': None if late is None else 30.0 if throttled else 1.0,
             'plaudit_tool_recent_failed_ratio{tool="search"}': 0.6 if fault == "broken tool" else 0.02,
+            "plaudit_sandbox_recent_failed_ratio": 0.2 if fault == "machines fail" else 0.01,
             'plaudit_samples_total{outcome="scored"}': self.samples_ended + self._samples_of_open_step(),
         }
 
@@ -289,6 +297,7 @@ class Run:
             "plaudit_step_seconds_count": float(self.steps),
             "plaudit_step_exposed_reward_seconds_sum": self.exposed_seconds,
             'plaudit_step_wait_seconds_sum{cause="tools"}': self.tools_seconds,
+            'plaudit_step_wait_seconds_sum{cause="sandboxes"}': self.sandboxes_seconds,
         }
         if self.closed is None:
             return series
@@ -322,6 +331,14 @@ class Run:
             "plaudit_last_step_events_lost_share": 0.5 if fault == "events lost" else 0.0,
             'plaudit_last_step_tool_seconds{tool="search",statistic="p99"}': 90.0 if fault == "slow tool" else 2.0,
             'plaudit_last_step_wait_seconds{cause="tools"}': self.last_s * (0.5 if fault == "slow tool" else 0.05),
+            **{
+                f'plaudit_last_step_sandbox_seconds{{stage="{stage}",statistic="p99"}}': 75.0
+                if fault == _SLOW_STAGES[stage]
+                else 3.0
+                for stage in _SLOW_STAGES
+            },
+            'plaudit_last_step_wait_seconds{cause="sandboxes"}': self.last_s
+            * (0.5 if fault in _MACHINES_AWAITED else 0.05),
             'plaudit_sample_staleness{statistic="max"}': 3.0 if fault == "stale" else 1.0,
         }
 
@@ -350,6 +367,7 @@ class Run:
             'plaudit_stream_in_flight{stream="prompts"}': 0.0,
             'plaudit_judge_recent_failed_ratio{judge="judge"}': 0.6 if fault == "judge errors" else 0.0,
             'plaudit_judge_circuit_open{judge="judge"}': float(fault == "open circuit"),
+            "plaudit_sandbox_oldest_wait_seconds": 200.0 if "wait for machines" in fault else 5.0,
             "plaudit_policy_version_lag": 3.0 if fault == "slow weights" else 1.0,
             "plaudit_redis_memory_bytes": 900.0 if fault == "full redis" else 200.0,
             "plaudit_redis_memory_limit_bytes": 1000.0,

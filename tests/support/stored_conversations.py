@@ -11,6 +11,7 @@ from plaudit_wire.records import (
     CallRecord,
     GroupRecord,
     Outcome,
+    SandboxRecord,
     ScorerRecord,
     ScoringRecord,
     Stamps,
@@ -98,7 +99,13 @@ def _conversations(draw: random.Random, step: int, number: int) -> Group:
                 agent_reward=AgentReward("scored", float(right)),
             ),
             generation=make_generation(
-                40, turns=turns, generate_s=took_s + 0.6, tool_s=0.3, version_min=step - 1, version_max=step - 1
+                40,
+                turns=turns,
+                generate_s=took_s + 0.6,
+                tool_s=0.3,
+                version_min=step - 1,
+                version_max=step - 1,
+                sandbox=SandboxRecord(0.1, claim_s=0.05, exec_s=0.12, num_commands=1) if index == 2 else None,
             ),
         )
         samples.append(GroupSample(index, _stamps(admitted, took_s), body, scoring=_scoring(right, failed)))

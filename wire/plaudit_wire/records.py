@@ -28,6 +28,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+VERIFY_S: Final = "verify_s"
+"""The extra of a scorer of kind ``verifier`` that holds the seconds of its tests."""
 Outcome = Literal["scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up"]
 """The end of a sample's scoring. Only ``scored`` carries a value. ``given_up``: its group's deadline passed."""
 OUTCOMES: tuple[Outcome, ...] = ("scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up")
@@ -88,11 +90,22 @@ class SandboxRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     start_s: float
     """Seconds that it took to make the machine."""
+    claim_s: float = 0.0
+    """Seconds that the sample waited for one of ``sandboxes.maxConcurrent`` places before."""
     wait_s: float = 0.0
-    """Seconds that the machine and its commands waited for one of ``sandboxes.maxConcurrent`` places."""
+    """Seconds that its commands waited for a place."""
     exec_s: float = 0.0
     """Seconds of its commands, without their waits."""
     num_commands: int = 0
+    cpus: float = 0.0
+    """CPUs that it holds while it exists; 0: only its commands and its tests hold one."""
+    failed: bool = False
+    """It could not be made, or broke through no fault of the policy."""
+
+    @property
+    def waited_s(self) -> float:
+        """Return the seconds in which its sample waited for a place or for the machine."""
+        return self.claim_s + self.start_s + self.wait_s
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -272,6 +285,19 @@ class ScorerWork(msgspec.Struct, frozen=True):
     """Those that wait for a rate or concurrency limit now."""
 
 
+class SandboxWork(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The machines of samples now."""
+
+    held: int = 0
+    """Of a rollout: machines in which its conversations work. Of the trainer: all machines of the run."""
+    starting: int = 0
+    """Machines that are being made."""
+    waiting: int = 0
+    """Samples that wait for a place for their machine."""
+    oldest_wait_s: float = 0.0
+    """Age of the oldest such wait in seconds; 0 without one."""
+
+
 class EngineStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """The requests and the cache of one rollout's engine, as the engine counts them."""
 
@@ -318,6 +344,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     and for other roles."""
     in_agents: int = 0
     """The part of a rollout's ``busy`` that waits for its agents: for tools, environments or users' programs."""
+    sandboxes: SandboxWork | None = None
+    """From rollouts and the trainer; None for a job without, and for other roles."""
     loaded_s: float = 0.0
     """Seconds in which a rollout loaded the weights that it has; 0 before the first, and for other roles."""
     reply_s: float = 0.0

@@ -205,6 +205,13 @@ def _agent(spec: Spec) -> Iterator[Problem]:
             "with class, url or environment is required for kind environment; exactly one of them",
             "Give path: … and class: …, or url: …, or environment: …",
         )
+    if agent.sandbox and (agent.kind != "environment" or not agent.class_name):
+        yield Problem(
+            "spec.rollout.agent.sandbox",
+            f"is for kind environment with class, and the kind is {agent.kind}",
+            "Remove it; tools with sandbox give machines as well: tools: [{sandbox: bash}]",
+            also=("spec.rollout.agent.kind",),
+        )
     known = [server.name for server in spec.environments]
     if agent.environment and agent.environment not in known:
         yield Problem(
@@ -256,6 +263,14 @@ def _sandboxes(spec: Spec) -> Iterator[Problem]:
             f"Set sandboxes.provider: {providers[0]}, or remove the field",
             also=("spec.sandboxes.provider",),
         )
+    for index, tool in enumerate(spec.rollout.agent.tools):
+        if tool.sandbox == "session" and provider == "process":
+            yield Problem(
+                f"spec.rollout.agent.tools[{index}].sandbox",
+                "is session, and no process lives from one command to the next with the provider process",
+                "Give {sandbox: bash}, or set sandboxes.provider: container",
+                also=("spec.sandboxes.provider",),
+            )
     if provider != "process" and sandboxes.keep != "none":
         yield Problem(
             "spec.sandboxes.keep",

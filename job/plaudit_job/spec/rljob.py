@@ -424,7 +424,8 @@ class Spec(Section):
     def uses_sandboxes(self) -> bool:
         """Return True if samples have machines: for their tools, or for the tests of their tasks."""
         agent = self.rollout.agent
-        return self.trains and agent.kind in ("tools", "environment") and any(tool.sandbox for tool in agent.tools)
+        asks = agent.sandbox or any(tool.sandbox for tool in agent.tools)
+        return self.trains and agent.kind in ("tools", "environment") and asks
 
     @property
     def has_broker(self) -> bool:

@@ -79,9 +79,10 @@ class ToolSpec(Section):
     """A YAML file in verl's format (``tool_config_path``), which lists tool classes with their configuration."""
     mcp: McpSpec | None = None
     """An MCP server."""
-    sandbox: Literal["", "bash", "files"] = ""
+    sandbox: Literal["", "bash", "session", "files"] = ""
     """Tools in the sample's own machine (``spec.sandboxes``). ``bash``: a command of the shell, whose working folder
-    the next call keeps. ``files``: read, write and edit a file. Default empty: none."""
+    the next call keeps. ``session``: the same, and variables, functions and processes in the background stay as well;
+    not with ``sandboxes.provider: process``. ``files``: read, write and edit a file. Default empty: none."""
     timeout_seconds: float = Field(default=30.0, gt=0)
     """Seconds after which the process of a call is killed; ``onToolFailure`` says what follows. In a machine the model
     reads that its command was stopped. Default 30."""
@@ -148,6 +149,9 @@ class AgentSpec(Section):
     arguments: Opaque = Field(default={})
     """Arguments of the environment: of TRL's or verl's class, SkyRL's ``env_config``, OpenEnv's ``reset``, further
     columns of NeMo Gym's rows. Default: none."""
+    sandbox: bool = False
+    """For ``environment`` with ``class``: each sample has a machine (``spec.sandboxes``), which the class gets as its
+    argument ``sandbox``. Default false."""
     environment_timeout_seconds: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds after which a call of the environment (reset, step, a method, the reward) is given up and its process
     killed; the sample then ends without a score. Default 60."""

@@ -413,7 +413,35 @@ _TOOLS = (
         panel="Bottleneck: where the newest step's time went",
     ),
 )
-RUN_ALERTS: tuple[Alert, ...] = (*_LATENCY, *_PROGRESS, *_FAILURES, *_TOOLS, *_LEARNING, *_TRANSPORT)
+_SANDBOXES = (
+    Alert(
+        "SandboxSlow",
+        "warning",
+        "{{ $labels.run }}: p99 of the stage {{ $labels.stage }} of samples' machines is "
+        "{{ $value | humanizeDuration }} in the newest step.",
+        "Each machine holds its place for that long. Usual causes are images that are pulled first, and full nodes.",
+        'plaudit_last_step_sandbox_seconds{stage=~"start|release",statistic="p99"} > <sandboxSlowSeconds>',
+        panel="Stages of a machine, p50 and p99 in the newest step",
+    ),
+    Alert(
+        "SandboxFailing",
+        "warning",
+        "{{ $labels.run }}: {{ $value | humanizePercentage }} of the machines of samples cannot be made, or break.",
+        "Their samples have no score. /api/v1/failures lists the reasons.",
+        "avg_over_time(plaudit_sandbox_recent_failed_ratio[10m]) > <sandboxFailedShare>",
+        panel="Failed share of the newest machines",
+    ),
+    Alert(
+        "SandboxesExhausted",
+        "warning",
+        "{{ $labels.run }}: a sample has waited {{ $value | humanizeDuration }} for a place for its machine.",
+        "And the trainer waits for such samples for over a fifth of its time, or no step has closed yet.",
+        "(plaudit_sandbox_oldest_wait_seconds > <sandboxWaitSeconds>)\n"
+        "unless run:plaudit_sandboxes_wait:ratio <= <exposedShare>",
+        panel="Machines of samples",
+    ),
+)
+RUN_ALERTS: tuple[Alert, ...] = (*_LATENCY, *_PROGRESS, *_FAILURES, *_TOOLS, *_SANDBOXES, *_LEARNING, *_TRANSPORT)
 POD_LABELS = "instance, pod, container, endpoint"
 _JOB = "{{ $labels.namespace }}/{{ $labels.name }}"
 _LEADS = f"max without ({POD_LABELS}) (plaudit_operator_leader)"
@@ -537,7 +565,12 @@ def _steps() -> dict[str, str]:
     """Return shares of the time of several steps."""
     return {
         "run:plaudit_exposed_reward:ratio": _of_steps("plaudit_step_exposed_reward_seconds_sum"),
-        "run:plaudit_tools_wait:ratio": _of_steps('plaudit_step_wait_seconds_sum{cause="tools"}', "ignoring (cause)"),
+        **{
+            f"run:plaudit_{cause}_wait:ratio": _of_steps(
+                f'plaudit_step_wait_seconds_sum{{cause="{cause}"}}', "ignoring (cause)"
+            )
+            for cause in ("tools", "sandboxes")
+        },
         "run:plaudit_step_wait:ratio": _of_steps("plaudit_step_wait_seconds_sum", "ignoring (cause) group_left ()"),
     }
 

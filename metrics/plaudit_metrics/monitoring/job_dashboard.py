@@ -44,6 +44,7 @@ def job_dashboard() -> Dashboard:
         "Steps and stages": _stages,
         "Generation and rollout engines": generation,
         "Tools": tools,
+        "Sandboxes": sandboxes,
         "Judges and limits": judges,
         "Reward models": reward_models,
         "Policy": _policy,
@@ -333,6 +334,37 @@ def tools() -> Sequence[Any]:
         ).of((newest("plaudit_last_step_tool_seconds", "tool, statistic"), "{{tool}}: {{statistic}}")),
         Lines("Seconds in tools per second, by tool", COUNT, "Calls that run at the same time, on average.").of(
             (rate("plaudit_tool_call_seconds_sum", "tool"), "{{tool}}")
+        ),
+    )
+
+
+def sandboxes() -> Sequence[Any]:
+    """Return the panels of samples' machines."""
+    return (
+        Lines(
+            "Machines of samples",
+            COUNT,
+            "waiting: samples without a place for theirs. left: machines that wait for their tests or their group.",
+        ).of((newest("plaudit_sandboxes", "state"), "{{state}}")),
+        Lines("Longest wait for a machine", SECONDS, "Age of the oldest wait for a place, now.").of(
+            (newest("plaudit_sandbox_oldest_wait_seconds"), "oldest")
+        ),
+        Lines(
+            "Stages of a machine, p50 and p99 in the newest step",
+            SECONDS,
+            "Exact quantiles. claim: wait for a place. wait, verify_wait: those of commands and tests.",
+        ).of((newest("plaudit_last_step_sandbox_seconds", "stage, statistic"), "{{stage}}: {{statistic}}")),
+        Lines("Seconds of machines per second, by stage", COUNT, "Machines that are in a stage, on average.").of(
+            (rate("plaudit_sandbox_seconds_sum", "stage"), "{{stage}}")
+        ),
+        Lines("Failed share of the newest machines", SHARE, "Of the machines of a whole step: not made, or broken.").of(
+            (newest("plaudit_sandbox_recent_failed_ratio"), "failed")
+        ),
+        Lines("CPUs that machines hold", COUNT, "CPU seconds of the closed steps' machines, per second.").of(
+            (rate("plaudit_sandbox_cpu_seconds_total"), "CPUs")
+        ),
+        Lines("Machines by result", PER_SECOND, "failed: could not be made, or broke.").of(
+            (rate("plaudit_sandbox_machines_total", "result"), "{{result}}")
         ),
     )
 

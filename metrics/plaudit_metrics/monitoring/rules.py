@@ -36,6 +36,9 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
         "limiterWaitSeconds": 10,  # mean over a judge's newest requests
         "toolFailedShare": 0.2,  # of the calls of one tool
         "toolSlowSeconds": 60,  # p99 of one tool's calls in the newest step
+        "sandboxSlowSeconds": 30,  # p99 of starting, or of removing, a machine in the newest step
+        "sandboxFailedShare": 0.05,  # of the newest machines of samples
+        "sandboxWaitSeconds": 60,  # of the oldest sample that waits for a place for its machine
         "rewardDrop": 1,  # below the best mean of the last day, in standard deviations of the samples of a step
         "rewardSpread": 0.01,  # standard deviation of the rewards of a step; below it nearly all are equal
         "uniformShare": 0.9,  # of the groups: all their samples have the same reward

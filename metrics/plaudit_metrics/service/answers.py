@@ -213,7 +213,7 @@ def _of_reward_queue(seen: RunSnapshot) -> Facts:
 
 
 def _of_rollouts(seen: RunSnapshot) -> Facts:
-    """Return what rollouts do: load weights, run tools, or generate."""
+    """Return what rollouts do: load weights, wait for machines, run tools, or generate."""
     prompts = seen.streams.get("prompts", StreamDepth())
     if not (prompts.in_flight or prompts.undelivered):
         return []
@@ -227,13 +227,27 @@ def _of_rollouts(seen: RunSnapshot) -> Facts:
     worked = f"{held}, the oldest for {_long(prompts.oldest_in_flight_s)}"
     if in_agents and 2 * in_agents >= busy:
         waiting = f"{_counted(in_agents, 'sample')} of {busy} {_plural(in_agents, 'wait')} for tools"
-        facts.append(("tools", f"{waiting}; {worked}"))
+        facts += _of_sandboxes(seen) or [("tools", f"{waiting}; {worked}")]
     elif prompts.in_flight:
         facts.append(("generation", worked))
     if prompts.undelivered:
         rollouts = "a rollout" if _ready(seen, "rollout") else "a rollout, and none is ready"
         waiting = f"{_counted(prompts.undelivered, 'prompt')} {_plural(prompts.undelivered, 'wait')}"
         facts.append(("generation", f"{waiting} for {rollouts}"))
+    return facts
+
+
+def _of_sandboxes(seen: RunSnapshot) -> Facts:
+    """Return that samples wait for machines, where most of those in agents do."""
+    work = seen.sandboxes
+    if work is None or 2 * (work.waiting + work.starting) < sum(each.in_agents for each in seen.rollouts):
+        return []
+    facts = []
+    if work.waiting:
+        waiting = f"{_counted(work.waiting, 'sample')} {_plural(work.waiting, 'wait')} for a machine"
+        facts.append(("sandboxes", f"{waiting}, the oldest {_long(work.oldest_wait_s)}"))
+    if work.starting:
+        facts.append(("sandboxes", f"{_counted(work.starting, 'machine')} {_plural(work.starting, 'start')}"))
     return facts
 
 

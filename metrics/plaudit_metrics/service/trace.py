@@ -32,7 +32,10 @@ _FIRST = (_TRAINER, _GROUPS)
 """Shown at the top; workers follow in order of appearance, queues are last."""
 _STRETCHES: tuple[tuple[tuple[str, ...], Callable[[SampleRecord], str]], ...] = (
     (("rollout_queue",), lambda sample: _QUEUES),
-    (("engine_queue", "generation", "tools"), lambda sample: sample.generation.worker if sample.generation else ""),
+    (
+        ("sandboxes", "engine_queue", "generation", "tools"),
+        lambda sample: sample.generation.worker if sample.generation else "",
+    ),
     (("sample_queue", "redelivery"), lambda sample: _QUEUES),
     (("limiter", "retry", "score", "commit"), lambda sample: sample.scoring.worker),
 )
@@ -166,7 +169,7 @@ def _sample_stretches(sample: SampleRecord) -> Iterable[_Stretch]:
 def _conversation(stretch: _Stretch, sample: SampleRecord, turns: Sequence[TurnRecord]) -> _Stretch:
     """Return a sample's work in a rollout as one slice with its turns inside (cut to it, since slices must nest)."""
     began, ended = turns_began(sample), stretch.start
-    inside = []
+    inside = list(_machine(stretch, sample, began))
     for number, turn in enumerate(turns, 1):
         start = min(max(began + turn.started_s, ended), stretch.end)
         ended = min(max(began + turn.started_s + turn.generate_s, start), stretch.end)
@@ -175,6 +178,18 @@ def _conversation(stretch: _Stretch, sample: SampleRecord, turns: Sequence[TurnR
     stages = {f"{stage}_s": seconds for stage, seconds in stretch.slices}
     whole = (("conversation", stretch.end - stretch.start),)
     return replace(stretch, slices=whole, about=stretch.about | stages, inside=tuple(inside))
+
+
+def _machine(stretch: _Stretch, sample: SampleRecord, began: float) -> Iterable[_Stretch]:
+    """Yield the wait of a sample for its machine, and the machine's start, before its first turn."""
+    machine = sample.generation.sandbox if sample.generation is not None else None
+    if machine is None:
+        return
+    starts = began + machine.claim_s
+    for name, start, end in (("claim", began, starts), ("start", starts, starts + machine.start_s)):
+        start, end = (min(max(point, stretch.start), stretch.end) for point in (start, end))
+        about = {"commands": machine.num_commands, "exec_s": machine.exec_s, "wait_s": machine.wait_s}
+        yield _Stretch(stretch.worker, start, ((f"machine {name}", end - start),), about)
 
 
 def _call_stretches(sample: SampleRecord) -> Iterable[_Stretch]:

@@ -29,6 +29,7 @@ from plaudit_wire.records import (
     GroupRecord,
     Sample,
     SampleRecord,
+    SandboxRecord,
     ScorerRecord,
     ScoringRecord,
     Stamps,
@@ -84,6 +85,7 @@ COLUMNS: dict[str, pyarrow.DataType] = {
     "completion_json": TEXT,
     "turns_json": TEXT,
     "agent_json": TEXT,
+    "sandbox_json": TEXT,
     "ground_truth_json": TEXT,
     "extra_info_json": TEXT,
     "end": TEXT,
@@ -142,7 +144,7 @@ _SCORING = {name: name for name in ("outcome", "reason", "limiter_s", "retry_s",
 
 
 _OF_RECORD = {
-    *("step", "group", "index", "split", "data_source", "deliveries", "end", "end_reason"),
+    *("step", "group", "index", "split", "data_source", "deliveries", "end", "end_reason", "sandbox_json"),
     *(*_STAMPS.values(), *_GROUP_TIMES.values(), *_GENERATION.values(), *_SCORING.values()),
 }
 
@@ -227,13 +229,13 @@ def _conversation_columns(body: SampleBody) -> dict[str, Any]:
         "failure": sample.failure,
         "num_branches": len(body.branches),
         "replaced_parameters": body.generation.replaced_parameters,
-        "sandbox": body.generation.sandbox,
     }
     given = {name: value for name, value in rewards.items() if value}
     return {
         "completion_json": _json(sample.completion) if sample.completion else None,
         "turns_json": _json(turns) if turns else None,
         "agent_json": _json(given) if given else None,
+        "sandbox_json": _json(body.generation.sandbox) if body.generation.sandbox else None,
     }
 
 
@@ -254,6 +256,12 @@ class StoredAgentRewards(msgspec.Struct, frozen=True, omit_defaults=True):
 def agent_of(row: Row) -> StoredAgentRewards:
     """Return the rewards of a sample's tools and environment."""
     return msgspec.json.decode(row.get("agent_json") or "{}", type=StoredAgentRewards)
+
+
+def sandbox_of(row: Row) -> SandboxRecord | None:
+    """Return the times of a sample's machine; None for a sample without."""
+    written = row.get("sandbox_json")
+    return msgspec.json.decode(written, type=SandboxRecord) if written else None
 
 
 def messages_of(row: Row) -> list[dict[str, Any]]:
@@ -320,7 +328,7 @@ def sample_of_row(row: Row) -> SampleRecord:
         data_source=row["data_source"],
         stamps=Stamps(**_fields(row, _STAMPS)),
         scoring=ScoringRecord(**_fields(row, _SCORING), scorers=scorers_of_row(row)),
-        generation=GenerationRecord(**_fields(row, _GENERATION)) if generated else None,
+        generation=GenerationRecord(**_fields(row, _GENERATION), sandbox=sandbox_of(row)) if generated else None,
         deliveries=row["deliveries"],
     )
 

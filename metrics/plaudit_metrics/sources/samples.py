@@ -19,7 +19,15 @@ from plaudit_metrics.sources import sample_schema
 from plaudit_metrics.sources.sample_schema import Row, StoredAgentRewards
 from plaudit_metrics.sources.steps import StepSamples
 from plaudit_metrics.statistics.stages import stages_of
-from plaudit_wire.records import CallOutcome, CallRecord, GroupRecord, SampleRecord, ScorerRecord, TurnRecord
+from plaudit_wire.records import (
+    CallOutcome,
+    CallRecord,
+    GroupRecord,
+    SampleRecord,
+    SandboxRecord,
+    ScorerRecord,
+    TurnRecord,
+)
 
 MOST_CHARACTERS = 4_000_000
 """Characters of one sample that are returned when all of it is asked for."""
@@ -220,6 +228,8 @@ class SampleDetail(msgspec.Struct, frozen=True):
     agent: StoredAgentRewards
     stages_s: dict[str, float]
     """Stage → seconds, in the order of the pipeline."""
+    sandbox: SandboxRecord | None
+    """Of its machine; null: it had none."""
     admitted: float | None
     """Seconds since the epoch."""
     rollout_worker: str
@@ -287,6 +297,7 @@ def detail(row: Row, characters: int, audits: Mapping[str, ScorerRecord] = Mappi
         audits=_cut_reasons(audits, budget),
         agent=sample_schema.agent_of(row),
         stages_s=stages_of(sample_schema.sample_of_row(row), sample_schema.group_of_rows([row])) if ended else {},
+        sandbox=sample_schema.sandbox_of(row),
         admitted=row["admitted_at"],
         rollout_worker=row["rollout_worker"] or "",
         reward_worker=row["reward_worker"] or "",

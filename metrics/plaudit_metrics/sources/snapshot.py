@@ -32,6 +32,25 @@ class StreamDepth:
 
 
 @dataclass(frozen=True)
+class RunSandboxes:
+    """Hold the machines of a run's samples at one moment."""
+
+    waiting: int
+    """Samples that wait for a place for their machine."""
+    starting: int
+    in_use: int
+    """Machines in which conversations work."""
+    left: int
+    """Machines that conversations left to their tests, or until their group ends."""
+    oldest_wait_s: float
+
+    @property
+    def states(self) -> dict[str, int]:
+        """Return the counts by state."""
+        return {state: getattr(self, state) for state in ("waiting", "starting", "in_use", "left")}
+
+
+@dataclass(frozen=True)
 class RunSnapshot:
     """Hold the state of a run's streams, processes and Redis at one moment."""
 
@@ -92,6 +111,22 @@ class RunSnapshot:
     def rollouts(self) -> tuple[WorkerRecord, ...]:
         """Return the live rollouts."""
         return tuple(worker for worker in self.worker_records if worker.role == "rollout")
+
+    @property
+    def sandboxes(self) -> RunSandboxes | None:
+        """Return the machines of samples; None where no live process reports any."""
+        of_rollouts = [worker.sandboxes for worker in self.rollouts if worker.sandboxes is not None]
+        of_trainer = [w.sandboxes for w in self.worker_records if w.role == "trainer" and w.sandboxes is not None]
+        if not of_rollouts and not of_trainer:
+            return None
+        starting, in_use = (sum(getattr(work, each) for work in of_rollouts) for each in ("starting", "held"))
+        return RunSandboxes(
+            waiting=sum(work.waiting for work in of_rollouts),
+            starting=starting,
+            in_use=in_use,
+            left=max(sum(work.held for work in of_trainer) - in_use - starting, 0),
+            oldest_wait_s=max((work.oldest_wait_s for work in of_rollouts), default=0.0),
+        )
 
     @property
     def slowest_reply(self) -> tuple[str, float]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from plaudit_wire.printable import printable
 from plaudit_wire.records import (
     OUTCOMES,
+    VERIFY_S,
     GenerationRecord,
     Outcome,
     SampleRecord,
@@ -34,6 +35,8 @@ from plaudit_wire.records import (
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+SANDBOX_STAGES = ("claim", "start", "wait", "exec", "verify_wait", "verify")
+"""The life of a sample's machine: ``claim`` and ``start`` once, then its commands and their waits, then its tests'."""
 MOST_EXTRAS = 16
 """Numeric extras of one scorer that are figures of a step; further ones are not."""
 _EXTRA_CHARACTERS = 64
@@ -90,8 +93,8 @@ class SampleColumns:
     """The failures of the scorers, the most frequent first."""
     turns: TurnColumns
     """The conversations among them."""
-    sandboxes: dict[str, Floats]
-    """``start_s``, ``wait_s``, ``exec_s`` of their machines; empty where none had one."""
+    sandboxes: SandboxColumns
+    """The machines that some of them had."""
 
     def __len__(self) -> int:
         return len(self.group)
@@ -117,6 +120,14 @@ class SampleColumns:
         ordered: Floats = np.minimum(points, latest, out=points)
         return ordered
 
+    @cached_property
+    def sandbox_s(self) -> Floats:
+        """Return the seconds in which each sample waited for its machine, a part of ``tool_s``; 0 without one."""
+        seconds = np.zeros(len(self))
+        machines = self.sandboxes
+        seconds[machines.sample] = machines.claim_s + machines.start_s + machines.wait_s
+        return seconds
+
     @classmethod
     def from_records(cls, samples: Iterable[SampleRecord]) -> SampleColumns:
         """Turn records into arrays, in their order."""
@@ -124,6 +135,40 @@ class SampleColumns:
         for sample in samples:
             collector.add(sample)
         return collector.columns()
+
+
+_SANDBOX_ROW = (*("sample", "claim_s", "start_s", "wait_s", "exec_s", "verify_wait_s", "verify_s", "cpus", "failed"),)
+
+
+@dataclass(frozen=True)
+class SandboxColumns:
+    """Hold the machines of a step's samples; arrays of shape [number of machines]."""
+
+    sample: Integers
+    """Index of the sample."""
+    claim_s: Floats
+    start_s: Floats
+    wait_s: Floats
+    exec_s: Floats
+    verify_wait_s: Floats
+    """Its tests waited for a place; NaN where no tests ran, as ``verify_s``."""
+    verify_s: Floats
+    cpus: Floats
+    failed: NDArray[np.bool_]
+
+    @classmethod
+    def from_rows(cls, rows: PackedRows) -> SandboxColumns:
+        """Take the rows that ``ColumnCollector`` packed."""
+        of_machines = dict(zip(_SANDBOX_ROW, rows.columns(), strict=True))
+        sample, failed = of_machines.pop("sample").astype(np.int64), of_machines.pop("failed").astype(np.bool_)
+        return cls(sample=sample, failed=failed, **of_machines)
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    def seconds(self) -> dict[str, Floats]:
+        """Return the seconds in each stage that its samples and their tests went through."""
+        return {stage: getattr(self, f"{stage}_s") for stage in SANDBOX_STAGES}
 
 
 @dataclass(frozen=True)
@@ -161,7 +206,7 @@ class ColumnCollector:
         self._rows = PackedRows(len(_ROW) + 1)
         self._scorers: dict[str, _ScorerCollector] = {}
         self._turns = TurnCollector()
-        self._sandboxes: list[SandboxRecord] = []
+        self._sandboxes = PackedRows(len(_SANDBOX_ROW))
         self._failures = FailureCounts()
 
     def add(self, sample: SampleRecord) -> None:
@@ -194,7 +239,7 @@ class ColumnCollector:
         if generation.turns:
             self._turns.add(generation.turns)
         if generation.sandbox is not None:
-            self._sandboxes.append(generation.sandbox)
+            self._add_sandbox(generation.sandbox, scoring)
         failed = not scoring.is_scored
         for name, record in scoring.scorers.items():
             of_scorer = self._scorers.get(name)
@@ -204,6 +249,20 @@ class ColumnCollector:
             failed = failed or not record.is_scored
         if failed:
             self._failures.add(scoring)
+
+    def _add_sandbox(self, machine: SandboxRecord, scoring: ScoringRecord) -> None:
+        tests = [record for record in scoring.scorers.values() if VERIFY_S in record.extra]
+        self._sandboxes.append(
+            len(self._rows) - 1,  # that of this sample was added before
+            machine.claim_s,
+            machine.start_s,
+            machine.wait_s,
+            machine.exec_s,
+            sum(record.limiter_s for record in tests) if tests else _NAN,
+            sum(float(record.extra[VERIFY_S]) for record in tests) if tests else _NAN,
+            machine.cpus,
+            machine.failed,
+        )
 
     def columns(self) -> SampleColumns:
         """Return the columns of all samples that were added so far."""
@@ -218,10 +277,7 @@ class ColumnCollector:
             scorers={name: scorer.columns() for name, scorer in self._scorers.items()},
             failures=tuple(self._failures.failures()),
             turns=self._turns.columns(),
-            sandboxes={
-                name: np.array([getattr(each, name) for each in self._sandboxes])
-                for name in (_SANDBOX_SECONDS if self._sandboxes else ())
-            },
+            sandboxes=SandboxColumns.from_rows(self._sandboxes),
             **of_samples,
         )
 
@@ -232,7 +288,6 @@ _ROW = (
     *("version_min", "limiter_s", "retry_s", "call_s", "value", "truncated"),
 )
 """Columns in the order of ``ColumnCollector``'s rows, whose last number holds outcome and deliveries."""
-_SANDBOX_SECONDS = ("start_s", "wait_s", "exec_s")
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("group", "num_preempted", "prompt_tokens", "response_tokens", "version_min"), np.int64),
     **dict.fromkeys(("generated", "truncated"), np.bool_),
@@ -476,6 +531,9 @@ class PackedRows:
         self._filled += self._row.size
         if self._filled == len(self._buffer):
             self._turn()
+
+    def __len__(self) -> int:
+        return self._count + self._filled // self._row.size
 
     def columns(self) -> NDArray[np.float64]:
         """Return an array of shape [width, number of rows], each column contiguous."""

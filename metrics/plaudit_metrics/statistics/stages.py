@@ -3,7 +3,8 @@
 From admission to the moment a sample became terminal (``SAMPLE_STAGES``), and on to the moment the trainer took its
 group (``GROUP_STAGES``)::
 
-    admitted ─ rollout_queue ─ taken ─ engine_queue · generation · tools ─ published ─ sample_queue ─ first taken
+    admitted ─ rollout_queue ─ taken ─ sandboxes · engine_queue · generation · tools ─ published ─ sample_queue
+    ─ first taken
     ─ redelivery ─ taken by the worker that committed ─ limiter · retry · score · commit ─ committed
     ─ group_wait ─ group terminal ─ group_scorer ─ ready ─ ready_queue ─ taken by the trainer
 
@@ -30,7 +31,7 @@ from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
 from plaudit_wire.records import GroupRecord, SampleRecord
 
 SAMPLE_STAGES = (
-    *("rollout_queue", "engine_queue", "generation", "tools"),
+    *("rollout_queue", "sandboxes", "engine_queue", "generation", "tools"),
     *("sample_queue", "redelivery", "limiter", "retry", "score", "commit"),
 )
 GROUP_STAGES = ("group_wait", "group_scorer", "ready_queue")
@@ -42,10 +43,14 @@ _UNKNOWN = GroupRecord("", "train", 0, "trained", 0, 0, 0.0, 0.0)
 def sample_stage_seconds(columns: SampleColumns) -> dict[str, Floats]:
     """Return the seconds of each sample by stage, shape [number of samples]; they add up to committed - admitted."""
     admitted, taken, published, first_taken, score_taken, committed = columns.stamps
-    engine_queue, tools, generation = _cut(published - taken, columns.engine_queue_s, columns.tool_s)
+    sandbox_s = columns.sandbox_s
+    sandboxes, engine_queue, tools, generation = _cut(
+        published - taken, sandbox_s, columns.engine_queue_s, columns.tool_s - sandbox_s
+    )
     limiter, retry, score, commit = _cut(committed - score_taken, columns.limiter_s, columns.retry_s, columns.call_s)
     return {
         "rollout_queue": taken - admitted,
+        "sandboxes": sandboxes,
         "engine_queue": engine_queue,
         "generation": generation,
         "tools": tools,

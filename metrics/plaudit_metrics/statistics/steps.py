@@ -7,6 +7,7 @@ service calls ``step_statistics`` with events, for steps whose record has no fig
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns, failure_labels, spread, turn_statistics
 from plaudit_metrics.statistics.integrity import step_integrity
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
-from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, split_waits, verdict
+from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, VERIFY_WAIT_KEY, split_waits, verdict
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord, WaitRecord
 
 _PREFIX = "timing_s/agent_loop"
@@ -128,6 +129,7 @@ def _centred(values: Floats, group: NDArray[np.int64]) -> Floats:
 
 
 _PIPELINE = "reward_pipeline"
+_SANDBOX = f"{_PIPELINE}/sandbox"
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -163,7 +165,7 @@ def step_statistics(
         **_scorers(columns),
         **turn_statistics(columns.turns),
         **_tools(columns),
-        **_sandboxes(columns),
+        **_sandboxes(columns, groups),
         **_limiter_totals(columns),
         **_staleness(columns, groups, trainer_version),
         **_integrity(columns),
@@ -260,11 +262,11 @@ def _pipeline(columns: SampleColumns, groups: Sequence[GroupRecord]) -> dict[str
         of_groups[stage] = of_groups[stage][first]
     statistics: dict[str, float] = {}
     for stage, seconds in (of_samples | of_groups).items():
-        statistics |= _distribution(f"{_PIPELINE}/{stage}_s", seconds)
+        statistics |= distribution(f"{_PIPELINE}/{stage}_s", seconds)
     return statistics
 
 
-def _distribution(key: str, values: Floats) -> dict[str, float]:
+def distribution(key: str, values: Floats) -> dict[str, float]:
     """Return exact quantiles (linear between neighbours), maximum and mean, without NaN."""
     missing = np.isnan(values)
     known = values[~missing] if missing.any() else values
@@ -306,7 +308,7 @@ def _scorers(columns: SampleColumns) -> dict[str, float]:
     for name, scorer in sorted(columns.scorers.items()):
         key = f"{_PIPELINE}/scorer/{name}"
         for seconds in ("call_s", "limiter_s", "retry_s", "wait_s"):
-            statistics |= _distribution(f"{key}/{seconds}", getattr(scorer, seconds))
+            statistics |= distribution(f"{key}/{seconds}", getattr(scorer, seconds))
         for extra, figures in scorer.extras.items():
             statistics |= {f"{key}/extra/{extra}/{figure}": value for figure, value in figures._asdict().items()}
         values = scorer.value[~np.isnan(scorer.value)]
@@ -321,16 +323,38 @@ def _tools(columns: SampleColumns) -> dict[str, float]:
     statistics: dict[str, float] = {}
     for name, tool in sorted(columns.turns.tools.items()):
         key = f"{_PIPELINE}/tool/{name}"
-        statistics |= _distribution(f"{key}/call_s", np.array(tool.call_s))
+        statistics |= distribution(f"{key}/call_s", np.array(tool.call_s))
         statistics |= {f"{key}/outcome/{outcome}": float(count) for outcome, count in sorted(tool.outcomes.items())}
     return statistics
 
 
-def _sandboxes(columns: SampleColumns) -> dict[str, float]:
+def _sandboxes(columns: SampleColumns, groups: Sequence[GroupRecord]) -> dict[str, float]:
+    machines = columns.sandboxes
+    if len(machines) == 0:
+        return {}
     statistics: dict[str, float] = {}
-    for name, seconds in columns.sandboxes.items():
-        statistics |= _distribution(f"{_PIPELINE}/sandbox/{name}", seconds)
-    return statistics
+    for stage, seconds in machines.seconds().items():
+        statistics |= distribution(f"{_SANDBOX}/{stage}_s", seconds)
+    return statistics | {
+        f"{_SANDBOX}/machines": float(len(machines)),
+        f"{_SANDBOX}/failed": float(machines.failed.sum()),
+        f"{_SANDBOX}/cpu_hours": _held_cpu_s(columns, groups) / 3600,
+        VERIFY_WAIT_KEY: float(np.nansum(machines.verify_wait_s)),
+    }
+
+
+def _held_cpu_s(columns: SampleColumns, groups: Sequence[GroupRecord]) -> float:
+    """Return the CPU seconds that the machines held, from their start until their groups ended.
+
+    Machines that hold no CPU between commands count those of commands and tests, one CPU each.
+    """
+    machines = columns.sandboxes
+    ends = {record.group: record.closed for record in groups}
+    closed = np.array([ends.get(group, math.nan) for group in columns.groups])[columns.group]
+    _, taken, *_, committed = columns.stamps
+    lived_s = (np.fmax(closed, committed) - taken)[machines.sample] - machines.claim_s
+    used_s = machines.exec_s + np.nan_to_num(machines.verify_s)
+    return float(np.where(machines.cpus > 0, machines.cpus * np.maximum(lived_s, 0.0), used_s).sum())
 
 
 def _limiter_totals(columns: SampleColumns) -> dict[str, float]:

@@ -3,14 +3,14 @@
 **The rule of the split.** Each instant of a wait goes wholly to the earliest cause in which any awaited group still
 is::
 
-    generation < tools < sample_queue < limiter < score < group_scorer < ready_queue
+    generation < sandboxes < tools < sample_queue < limiter < score < group_scorer < ready_queue
 
 A group is in the earliest cause of any of its samples; once all of them are terminal it is in ``group_scorer`` until it
 is ready and in ``ready_queue`` until the wait ends. Other waits count as their neighbour: those for a
 rollout, for weights and for the engine as ``generation``; time with a reward worker that was lost as
 ``sample_queue``; retries and the commit as ``score``. A wait for no known group (none admitted yet, rollouts reading a
 checkpoint) is ``generation``. Turns and tool calls of a conversation alternate: its seconds in tools are placed at the
-end of its work in the rollout.
+end of its work in the rollout, and before them those in which it waited for its machine.
 
 So every sample only moves forward through the causes, and the earliest cause among many samples does too: a wait splits
 at the points in time at which the *last* awaited sample leaves each cause. No sampling, no sweep, and the parts add up
@@ -26,11 +26,13 @@ nobody could hand anything on).
 3. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
 4. ``straggler``: for more than half of the waiting, a single sample or group (of at least four) was missing. More
    workers would not help: that sample has to become faster, or be given up sooner.
-5. ``generation`` or ``tools``: at least three fifths of the waiting was for rollouts, most of it for this part.
+5. ``generation``, ``sandboxes`` or ``tools``: at least three fifths of the waiting was for rollouts, most of it for
+   this part.
 6. At least three fifths of it was for the reward side: its largest cause gives the name: ``reward`` (scorers at
    work), ``reward-queue`` (no free reward worker), ``limiter`` (a rate or concurrency limit of the job), ``endpoint``
-   (the same wait, at least half of it because the endpoint asked for a pause, as with status 429),
-   ``group-scorer``; for ``ready_queue`` (the groups were ready, the trainer had not taken them) ``trainer``.
+   (the same wait, at least half of it because the endpoint asked for a pause, as with status 429), ``sandboxes`` (the
+   same wait, at least half of it of tests that wait for a place), ``group-scorer``; for ``ready_queue`` (the groups
+   were ready, the trainer had not taken them) ``trainer``.
 7. ``balanced``: neither side holds three fifths.
 
 The rules look at exposed time only, so they hold for synchronous and asynchronous schedules: time that overlaps with
@@ -52,11 +54,11 @@ import numpy as np
 from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
 from plaudit_wire.records import OUTCOMES, PAUSE, REDIS, GroupRecord, WaitRecord
 
-CAUSES = ("generation", "tools", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
-"""In the order of the pipeline; all but the first two are the reward side's."""
+CAUSES = ("generation", "sandboxes", "tools", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
+"""In the order of the pipeline; all but the first three are the reward side's."""
 ALL_CAUSES = (*CAUSES, REDIS)
 """With the one that is nobody's; its figure is absent where Redis always answered."""
-ROLLOUT_CAUSES = CAUSES[:2]
+ROLLOUT_CAUSES = CAUSES[:3]
 _OF_GROUPS = CAUSES[:-1]
 """Causes that follow from the stamps of the awaited groups."""
 _FEWEST_PEERS = 4
@@ -117,7 +119,7 @@ class _Timeline:
         of_samples = _times_left(samples)
         self._committed = of_samples[-1][self._order]
         self.left = np.full((len(_OF_GROUPS) - 1, len(names)), -np.inf)
-        """Seconds since the epoch by cause, all but the last, and group; shape [6, number of groups]."""
+        """Seconds since the epoch by cause, all but the last, and group; shape [7, number of groups]."""
         for cause, left in enumerate(of_samples):
             np.maximum.at(self.left[cause], samples.group, left)
         if groups:
@@ -129,8 +131,8 @@ class _Timeline:
         ready = np.array([record.ready for record in groups.values()], dtype=np.float64)
         # Of a group without known samples the record alone tells when they were terminal.
         without = np.isneginf(self.left[0, codes])
-        self.left[:5, codes[without]] = np.array(terminal, dtype=np.float64)[without]
-        self.left[5, codes] = np.fmax(self.left[4, codes], ready)
+        self.left[:-1, codes[without]] = np.array(terminal, dtype=np.float64)[without]
+        self.left[-1, codes] = np.fmax(self.left[-2, codes], ready)
 
     def find(self, names: Sequence[str]) -> Integers:
         """Return the positions of the groups that are known."""
@@ -148,12 +150,13 @@ class _Timeline:
 def _times_left(samples: SampleColumns) -> list[Floats]:
     _, taken, published, _, score_taken, committed = samples.stamps
     generated = np.maximum(published - np.fmax(samples.tool_s, 0.0), taken)
+    has_machine = np.minimum(generated + samples.sandbox_s, published)
     limited = np.minimum(score_taken + np.fmax(samples.limiter_s, 0.0), committed)
-    return [generated, published, score_taken, limited, committed]
+    return [generated, has_machine, published, score_taken, limited, committed]
 
 
 def _causes(wait: WaitRecord, left: Floats) -> Floats:
-    """Return the seconds of one wait by cause, shape [len(_OF_GROUPS)]; ``left`` has shape [6, awaited groups]."""
+    """Return the seconds of one wait by cause, shape [len(_OF_GROUPS)]; ``left`` has shape [7, awaited groups]."""
     if left.shape[1] == 0:
         return np.array([wait.end - wait.start, *[0.0] * (len(_OF_GROUPS) - 1)])
     borders = np.maximum.accumulate(left.max(axis=1))
@@ -172,6 +175,7 @@ Verdict = Literal[
     "unscored",
     "redis",
     "generation",
+    "sandboxes",
     "tools",
     "reward",
     "reward-queue",
@@ -192,7 +196,8 @@ SIDE_SHARE = 0.6
 _CALL_KEY = re.compile(r"reward_pipeline/scorer/(.+)/call_s/mean")
 _TOOL_KEY = re.compile(r"reward_pipeline/tool/(.+)/call_s/p95")
 HELD_SHARE = 0.5
-"""Of the waits for limits, the endpoints' own pauses take at least this share."""
+"""Of the waits for limits, the endpoints' own pauses, or the tests' waits for places, take at least this share."""
+VERIFY_WAIT_KEY = "reward_pipeline/sandbox/verify_wait_total_s"
 _OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
 LIMITER_KEY, HELD_KEY = "reward_pipeline/limiter_total_s", "reward_pipeline/limiter_held_total_s"
 REPLY_KEY = "reward_pipeline/redis_reply_s"
@@ -203,6 +208,7 @@ _REPLIES_OF_A_SAMPLE = 10
 _SCORED_KEY = "reward_pipeline/outcome/scored"
 _NAMES: dict[str, Verdict] = {
     "generation": "generation",
+    "sandboxes": "sandboxes",
     "tools": "tools",
     "sample_queue": "reward-queue",
     "limiter": "limiter",
@@ -216,6 +222,7 @@ _EXPLANATIONS: dict[str, str] = {
     "unscored": "Too many samples have no score: the reasons are listed by scorer. Repair the scorer that fails.",
     "redis": "Redis did not answer, and every process of the run waited: look at its pod, its disk and its memory.",
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
+    "sandboxes": "The trainer waited for machines of samples.",
     "tools": "The trainer waited for the tools of agents: make them faster, or raise agent.maxConcurrentSamples.",
     "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
     "reward-queue": "Finished samples waited for a free reward worker: add reward workers or raise their concurrency.",
@@ -263,6 +270,9 @@ def _reward_side(cause_s: Mapping[str, float], statistics: Mapping[str, float]) 
     held_s, limiter_s = statistics.get(HELD_KEY, 0.0), statistics.get(LIMITER_KEY, 0.0)
     if largest == "limiter" and held_s > 0 and held_s >= HELD_SHARE * limiter_s:
         return largest, "endpoint"
+    tests_s = statistics.get(VERIFY_WAIT_KEY, 0.0)
+    if largest == "limiter" and tests_s > 0 and tests_s >= HELD_SHARE * limiter_s:
+        return largest, "sandboxes"
     return largest, _NAMES[largest]
 
 
@@ -273,7 +283,7 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
     on the second alone is "trainer"; this one weighs each step by its seconds.
     """
     causes = (f"wait/{cause}_s" for cause in ALL_CAUSES)
-    keys = ("step_s", "trainer_wait_s", "straggler_s", *causes, *_OUTCOME_KEYS, HELD_KEY, LIMITER_KEY)
+    keys = ("step_s", "trainer_wait_s", "straggler_s", *causes, *_OUTCOME_KEYS, HELD_KEY, LIMITER_KEY, VERIFY_WAIT_KEY)
     sums = dict.fromkeys((*keys, REPLY_KEY), 0.0)
     for statistics in steps:
         for key in keys:
@@ -291,7 +301,7 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
     if name == "redis" and not has_paused and replies_are_slow(_slow_reply_s(statistics), step_s):
         return _REPLIED_SLOWLY.format(reply_s=statistics[REPLY_KEY], replies=_REPLIES_OF_A_SAMPLE)
     details = {"reward": _slowest_scorer, "generation": _of_generation, "tools": _slowest_tool}
-    details |= {"reward-queue": _taken_over, "straggler": _taken_over}
+    details |= {"reward-queue": _taken_over, "straggler": _taken_over, "sandboxes": _slowest_of_machines}
     more = details[name](statistics) if name in details else ""
     return " ".join(filter(None, (_EXPLANATIONS.get(name, ""), more)))
 
@@ -330,6 +340,29 @@ def _taken_over(statistics: Mapping[str, float]) -> str:
         f"{samples} with a reward worker that was frozen or lost, for {longest_s:.0f} s at most: look at its log and "
         "its node before you add workers."
     )
+
+
+_MACHINE_WAITS = {
+    "claim": "Samples waited {} for a place for their machine: raise sandboxes.maxConcurrent, and add nodes if it is "
+    "as high as they allow.",
+    "start": "Machines took {} to start: use smaller images, and have them on the nodes before the run.",
+    "wait": "Commands waited {} for a place: raise sandboxes.maxConcurrent.",
+    "verify_wait": "Tests waited {} for a place: raise sandboxes.maxConcurrent, or add reward workers.",
+}
+"""The waits for machines, by stage, with the remedy."""
+
+
+def _slowest_of_machines(statistics: Mapping[str, float]) -> str:
+    """Return a sentence on the longest of the waits for machines."""
+
+    def place(stage: str, figure: str) -> float:
+        return statistics.get(f"reward_pipeline/sandbox/{stage}_s/{figure}", 0.0)
+
+    longest = max(_MACHINE_WAITS, key=lambda stage: place(stage, "mean"))
+    if not place(longest, "max"):
+        return ""
+    times = f"{place(longest, 'p50'):.2f} s at the median, {place(longest, 'p95'):.2f} s at the 95th percentile,"
+    return _MACHINE_WAITS[longest].format(times)
 
 
 def _slowest_tool(statistics: Mapping[str, float]) -> str:
@@ -455,11 +488,11 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[VerdictRule]:
     causes = {cause: statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES}
     of_rollouts = {cause: causes.pop(cause) for cause in ROLLOUT_CAUSES}
     rollout_s = sum(of_rollouts.values())
-    tools = f", tools {of_rollouts['tools']:.2f} s of it" if of_rollouts["tools"] else ""
+    parts = (f", {cause} {of_rollouts[cause]:.2f} s of it" for cause in ROLLOUT_CAUSES[1:] if of_rollouts[cause])
     yield VerdictRule(
         _NAMES[max(of_rollouts, key=lambda cause: of_rollouts[cause])],
         "Did the trainer wait mostly for generation?",
-        f"generation took {_share(rollout_s, waited_s, 'the waiting')}{tools}",
+        f"generation took {_share(rollout_s, waited_s, 'the waiting')}{''.join(parts)}",
         f"at least {SIDE_SHARE:.0%}",
         rollout_s >= SIDE_SHARE * waited_s,
     )

@@ -49,7 +49,7 @@ _DIGITS = 6
 """Of a figure: no chart and no table shows more, and the others cannot be compressed."""
 _CHARTED = re.compile(
     r"step|incarnation|opened|closed|num_samples|verdict|trainer_wait_s|exposed_reward_s|reward/(mean|std)"
-    r"|wait/\w+_s|val/.+/reward|drift/.+/value(_low|_high)?|reward_pipeline/(masked_share|staleness/.+|outcome/.+|scorer/.+/value/mean)"
+    r"|wait/\w+_s|val/.+/reward|drift/.+/value(_low|_high)?|reward_pipeline/(masked_share|sandbox/cpu_hours|staleness/.+|outcome/.+|scorer/.+/value/mean)"
 )
 """The keys of a step that the overview reads."""
 _WITH_SAMPLES = 30

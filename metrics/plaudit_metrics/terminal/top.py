@@ -36,12 +36,13 @@ _SAMPLES = 5
 _BAR = 30
 _NARROW = 120
 """Columns of a terminal below which only the most important columns are shown."""
-_LETTERS = {"trainer": "T", "generation": "G", "tools": "o", "sample_queue": "q", "limiter": "L", "score": "S"}
-_LETTERS |= {"group_scorer": "g", "ready_queue": "r", PAUSE: "P", REDIS: "R"}
+_LETTERS = {"trainer": "T", "generation": "G", "sandboxes": "m", "tools": "o", "sample_queue": "q"}
+_LETTERS |= {"limiter": "L", "score": "S", "group_scorer": "g", "ready_queue": "r", PAUSE: "P", REDIS: "R"}
 """Part of a step's time → the letter that draws it: a bar can be read without colours."""
 _COLOURS = {
     "trainer": "green",
     "generation": "blue",
+    "sandboxes": "bright_cyan",
     "tools": "bright_blue",
     "sample_queue": "yellow",
     "limiter": "magenta",

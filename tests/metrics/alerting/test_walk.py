@@ -23,11 +23,11 @@ from metrics_process import MetricsProcess
 from plaudit_metrics.monitoring.rules import THRESHOLDS
 from plaudit_wire.messages import PolicyVersion, Prompt
 from plaudit_wire.names import CONSUMER_GROUPS
-from plaudit_wire.records import CallRecord
+from plaudit_wire.records import CallRecord, SandboxRecord
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.launch.transport import write_redis_address
-from plaudit_workers.rollout.agents.agent import Generate, SingleTurn
+from plaudit_workers.rollout.agents.agent import Generate, MachineCounts, SingleTurn
 from plaudit_workers.rollout.engine import SampleRequest
 from plaudit_workers.rollout.scripted import ScriptedEngine
 from plaudit_workers.stream.groups import Group
@@ -202,6 +202,38 @@ async def test_a_slow_tool_that_fails(walk: Walk) -> None:
         slow = series(await walk.look("ToolSlow"))
         assert any("search" in name and "p99" in name and value > 0.5 for name, value in slow.items())
         assert json.loads(await walk.look("ToolsStarveTrainer"))["verdict"] == "tools"
+
+
+class _InMachines(SingleTurn):
+    """Waits for a place and for a machine, which breaks half of the time."""
+
+    def __init__(self, machines: MachineCounts) -> None:
+        self._machines = machines
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
+        began = time.monotonic()
+        with self._machines.waiting():
+            await asyncio.sleep(0.5)
+        claimed = time.monotonic()
+        await asyncio.sleep(0.4)
+        started = time.monotonic()
+        trajectory = await super().run(prompt, generate)
+        trajectory.sandbox = SandboxRecord(started - claimed, claimed - began, failed=prompt.seed % 2 == 1)
+        return trajectory
+
+
+async def test_machines_that_are_awaited_start_slowly_and_break(walk: Walk) -> None:
+    machines = walk.simulation.machines = MachineCounts()
+    walk.simulation.agent_class = lambda: _InMachines(machines)
+    walk.simulation.slow_s = 0.0
+    async with walk.observed(), walk.training():
+        with machines.waiting():  # heartbeats come every five seconds
+            await walk.fires("SandboxFailing", "SandboxSlow", "SandboxesExhausted")
+            slow = series(await walk.look("SandboxSlow"))
+            assert any("start" in name and "p99" in name and value > 0.3 for name, value in slow.items())
+            exhausted = json.loads(await walk.look("SandboxesExhausted"))
+            assert exhausted["verdict"] == "sandboxes"
+            assert "raise sandboxes.maxConcurrent" in exhausted["explanation"]
 
 
 class _LongWinded(ScriptedEngine):

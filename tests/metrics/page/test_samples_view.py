@@ -104,6 +104,10 @@ def test_a_sample_opens_as_its_conversation_with_times_scorers_and_group(convers
     assert conversation.text(".stored a[aria-current]").endswith("#2")
     assert "scorers" not in conversation.text(".partition")
     assert "generation" in conversation.text(".partition")
+    sections = conversation.ask("[...document.querySelectorAll('section')].map((each) => each.innerText)")
+    (machine,) = [each for each in sections if each.startswith("Machine\n")]
+    assert "1 command of its agent." in machine
+    assert all(stage in machine for stage in ("wait for a place", "start", "commands"))
 
 
 def test_one_prompt_is_compared_across_steps(conversation: Tab) -> None:

@@ -11,7 +11,16 @@ import pytest
 from builders import make_body, make_generation, make_prompt, make_sample
 from plaudit_metrics.sources.samples import SampleDetail, detail, listed
 from plaudit_metrics.sources.search import SampleFile
-from plaudit_wire.records import AgentReward, CallRecord, GroupRecord, ScorerRecord, ScoringRecord, Stamps, TurnRecord
+from plaudit_wire.records import (
+    AgentReward,
+    CallRecord,
+    GroupRecord,
+    SandboxRecord,
+    ScorerRecord,
+    ScoringRecord,
+    Stamps,
+    TurnRecord,
+)
 from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.stream.groups import Group, GroupSample
 
@@ -32,16 +41,31 @@ TURNS = [
 ]
 
 
-def stored_row(folder: Path, scorers: dict[str, ScorerRecord] | None = None, **of_sample: Any) -> dict[str, Any]:
+def stored_row(
+    folder: Path,
+    scorers: dict[str, ScorerRecord] | None = None,
+    generation: dict[str, Any] | None = None,
+    **of_sample: Any,
+) -> dict[str, Any]:
     prompt = make_prompt(messages=MESSAGES, ground_truth="42")
     sample = make_sample(**{"response": "42", "completion": COMPLETION, **of_sample})
-    body = make_body(prompt, sample=sample, generation=make_generation(turns=TURNS if sample.completion else []))
+    generated = make_generation(turns=TURNS if sample.completion else [], **(generation or {}))
+    body = make_body(prompt, sample=sample, generation=generated)
     scoring = ScoringRecord("scored", 1.0, scorers=scorers or {})
     stamps = Stamps(1000.0, 1001.0, 1005.0, 1005.0, 1005.0, 1006.0)
     group = Group(prompt.group, "ready", prompt, [GroupSample(0, stamps, body, scoring=scoring)], 1, 1000.0)
     record = GroupRecord(prompt.group, "train", 1, "trained", 1, 1, 1000.0, 1010.0, 1006.0, 1006.0, 1007.0)
     with SampleFile(store_groups(folder, 1, 1, [group], {prompt.group: record})) as file:
         return file.read(0)
+
+
+def test_the_times_of_its_machine_are_stored_and_read(tmp_path: Path) -> None:
+    machine = SandboxRecord(1.0, claim_s=0.5, wait_s=0.25, exec_s=0.75, num_commands=3, cpus=2.0)
+    row = stored_row(tmp_path, generation={"tool_s": 2.5, "sandbox": machine})
+    found = detail(row, 1000)
+    assert found.sandbox == machine
+    assert (found.stages_s["sandboxes"], found.stages_s["tools"]) == (1.75, 0.75)
+    assert detail(stored_row(tmp_path / "plain"), 1000).sandbox is None
 
 
 def as_json(found: SampleDetail) -> Any:

@@ -45,6 +45,11 @@ def test_a_job_with_tasks_a_shell_and_a_verifier_is_valid() -> None:
     assert (spec.sandboxes.memory_bytes, spec.sandboxes.disk_bytes) == (2 << 30, 10 << 30)
 
 
+def test_a_class_of_an_environment_may_have_the_machine_alone() -> None:
+    agent = {"kind": "environment", "path": "/shell.py", "class": "Shell", "sandbox": True}
+    assert parse_job(changed(lambda spec: spec["rollout"].update(agent=agent))).spec.uses_sandboxes
+
+
 @pytest.mark.parametrize(
     ("change", "field", "text"),
     [
@@ -67,6 +72,16 @@ def test_a_job_with_tasks_a_shell_and_a_verifier_is_valid() -> None:
             lambda spec: spec["data"].update(validation={"path": "a.parquet"}),
             "spec.reward.scorers[0].kind",
             "the rows of data.validation.path have no tests",
+        ),
+        (
+            lambda spec: spec["rollout"]["agent"].update(tools=[{"sandbox": "session"}]),
+            "spec.rollout.agent.tools[0].sandbox",
+            "is session, and no process lives from one command to the next with the provider process",
+        ),
+        (
+            lambda spec: spec["rollout"]["agent"].update(sandbox=True),
+            "spec.rollout.agent.sandbox",
+            "is for kind environment with class, and the kind is tools",
         ),
         (
             lambda spec: spec["rollout"].update(agent={}),

@@ -52,15 +52,19 @@ async def test_machines_of_ended_groups_are_removed_and_of_others_not(
     tmp_path: Path, ledger: TrainerLedger, make: Make
 ) -> None:
     ended, running, unknown = make("t-0-1.0", "scored"), make("t-1-1.0", ""), make("t-9-1.0", "")
-    removing = asyncio.ensure_future(EndedMachines(tmp_path, "none", ledger, PROVIDER).remove())
+    machines = EndedMachines(tmp_path, "none", ledger, PROVIDER)
+    removing = asyncio.ensure_future(machines.remove())
     try:
         await until(lambda: not unknown.exists())
         assert ended.exists()
         ledger.end("t-0-1.0", "trained")
         await until(lambda: not ended.parent.exists())
+        await until(lambda: machines.count == 1)
     finally:
         removing.cancel()
     assert running.exists()
+    assert set(machines.release_figures()) >= {"reward_pipeline/sandbox/release_s/p50"}
+    assert machines.release_figures() == {}
     assert kept(tmp_path) == set()
 
 

@@ -6,14 +6,18 @@
 | SkyRL (``BaseTextEnv``) | ``init(prompt)``, then ``step(action)`` for each turn |
 
 ``Environment`` is what both share with those behind a URL (``environment_servers``). An instance is created in the
-sample's process, so it may open connections.
+sample's process, so it may open connections. That process has no way to the sample's machine: the rollout holds it, and
+answers what a class asks of its ``SandboxHandle``.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import inspect
+import itertools
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from plaudit_reward.functions.forms import named, parameters_of, takes_any
-from plaudit_wire.errors import ConfigurationError, DataError
+from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
 from plaudit_wire.plain import plain, shown
 from plaudit_workers.agents.functions import (
@@ -33,7 +37,15 @@ from plaudit_workers.agents.functions import (
     to_answer,
     to_text,
 )
-from plaudit_workers.agents.messages import AskEnvironment, EnvironmentClass, EnvironmentReply, Tool, prompt_messages
+from plaudit_workers.agents.messages import (
+    AskEnvironment,
+    EnvironmentClass,
+    EnvironmentReply,
+    MachineReply,
+    Tool,
+    UseMachine,
+    prompt_messages,
+)
 
 Messages = list[dict[str, Any]]
 MOST_BYTES = 64 << 10
@@ -50,6 +62,66 @@ class Observation(NamedTuple):
     done: bool = False
 
 
+class CommandResult(NamedTuple):
+    """Hold the end of a command."""
+
+    exit_code: int
+    """128 + the number of the signal that ended it; 124 at a limit."""
+    output: str
+    """Standard output and error in the order of writing; of more than 32,000 bytes the first and the last half."""
+
+
+class SandboxHandle:
+    """Use the machine of one sample.
+
+    Methods block, as plain methods of an environment may. An async method calls them by ``asyncio.to_thread``. They
+    raise ``ValueError`` for what cannot be done, and ``InfrastructureError`` for a machine that broke: leave the latter
+    to the rollout, and the sample ends without a score.
+    """
+
+    def __init__(self) -> None:
+        self._send: Callable[[UseMachine], object] | None = None
+        self._loop_thread: int | None = None
+        self._numbers = itertools.count()
+        self._awaited: dict[int, concurrent.futures.Future[MachineReply]] = {}
+
+    def connect(self, send: Callable[[UseMachine], object]) -> None:
+        """Send requests by ``send``, from any thread; call this on the thread that ``receive`` is called on."""
+        self._send, self._loop_thread = send, threading.get_ident()
+
+    def receive(self, reply: MachineReply) -> None:
+        """Take the answer to a request."""
+        self._awaited.pop(reply.id).set_result(reply)
+
+    def exec(self, command: str, timeout_s: float = 60.0) -> CommandResult:
+        """Run a command of bash in the task's working folder, to its end or ``timeout_s``; nothing of it runs on."""
+        reply = self._ask("exec", command, timeout_s=timeout_s)
+        return CommandResult(reply.exit_code, reply.output)
+
+    def upload(self, path: str, content: bytes | str) -> None:
+        """Write a file of the machine, with the folders above it; text as UTF-8."""
+        self._ask("upload", path, content.encode() if isinstance(content, str) else content)
+
+    def download(self, path: str) -> bytes:
+        """Return the content of a file of the machine, of at most 1 MiB."""
+        return self._ask("download", path).content
+
+    def _ask(self, method: Any, text: str, content: bytes = b"", timeout_s: float = 60.0) -> MachineReply:
+        if self._send is None:
+            raise InfrastructureError("the machine can be used from reset on, and not before")
+        if threading.get_ident() == self._loop_thread:
+            raise RuntimeError(f"sandbox.{method} blocks: in an async method use await asyncio.to_thread(…)")
+        number = next(self._numbers)
+        answer = self._awaited[number] = concurrent.futures.Future()
+        self._send(UseMachine(number, method, str(text), bytes(content), float(timeout_s)))
+        reply = answer.result()
+        if reply.failed:
+            raise InfrastructureError(reply.problem)
+        if reply.problem:
+            raise ValueError(reply.problem)
+        return reply
+
+
 class Environment(ABC):
     """Run the environment of one sample: created before the fork, reset in the sample's process."""
 
@@ -61,6 +133,8 @@ class Environment(ABC):
     """``finish`` returns a reward."""
     seed = 0
     """Of the sample; classes that have a parameter of this name get it, unless the data row or the job has another."""
+    sandbox: SandboxHandle | None = None
+    """The sample's machine, for a parameter of this name; None: the job gives it none."""
 
     @abstractmethod
     async def reset(self, prompt: Prompt) -> Messages | None:
@@ -78,9 +152,21 @@ class Environment(ABC):
         """Return what reward functions may read of the instance after ``finish``; None without an instance."""
         return None
 
-    def _seed_of(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """Return the seed as an argument, if the function has a parameter of this name."""
-        return {"seed": self.seed} if "seed" in named(parameters_of(function)) else {}
+    def _own_arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """Return seed and machine as arguments, where the function has parameters of these names."""
+        own = {"seed": self.seed} | ({} if self.sandbox is None else {"sandbox": self.sandbox})
+        return {name: value for name, value in own.items() if name in named(parameters_of(function))}
+
+    def _take_sandbox(self, source: EnvironmentClass, *functions: Callable[..., Any]) -> None:
+        """Make ready for the job's machine; raise ``ConfigurationError`` if none of the functions takes it."""
+        if not source.sandbox:
+            return
+        if not any("sandbox" in named(parameters_of(function)) for function in functions):
+            raise ConfigurationError(
+                f"sandbox is true, and {source.class_name} in {source.path} has no parameter sandbox: add one to its "
+                "constructor, or remove sandbox: true"
+            )
+        self.sandbox = SandboxHandle()
 
 
 async def answer(environment: Environment, question: AskEnvironment) -> EnvironmentReply:
@@ -125,7 +211,8 @@ class TRLEnvironment(Environment):
 
     def __init__(self, factory: Callable[..., Any], source: EnvironmentClass) -> None:
         self._instance: Any = None
-        self._create: Callable[[], Any] = lambda: factory(**{**self._seed_of(factory), **source.arguments})
+        self._create: Callable[[], Any] = lambda: factory(**{**self._own_arguments(factory), **source.arguments})
+        self._take_sandbox(source, factory, getattr(factory, "reset", factory))
         if inspect.isclass(factory):
             schemas, self.gives_reward = _describe_methods(object.__new__(factory), source)
         else:
@@ -144,7 +231,7 @@ class TRLEnvironment(Environment):
         """Create an instance and reset it with the data row's columns; append what it returns to the last message."""
         self._instance = await run_user_code(self._create)
         reset = self._instance.reset
-        columns = {**self._seed_of(reset), **_accepted_by(reset, columns_of(prompt))}
+        columns = {**self._own_arguments(reset), **_accepted_by(reset, columns_of(prompt))}
         observation = await run_user_code(reset, **columns)
         return None if observation is None else with_observation(prompt_messages(prompt), to_text(observation))
 
@@ -182,6 +269,7 @@ class SkyRLEnvironment(Environment):
         self._factory = factory
         self._source = source
         self._instance: Any = None
+        self._take_sandbox(source, factory)
 
     async def reset(self, prompt: Prompt) -> Messages | None:
         """Create an instance with the data row as ``extras``; return the prompt that ``init`` returns."""
@@ -189,7 +277,7 @@ class SkyRLEnvironment(Environment):
         reward = {"method": "rule", "ground_truth": prompt.ground_truth}
         extras = {"max_turns": self._source.max_turns, "reward_spec": reward, "seed": self.seed, **columns}
         settings = {"env_config": AttributeDict(self._source.arguments), "extras": extras}
-        accepted = {**self._seed_of(self._factory), **_accepted_by(self._factory, settings)}
+        accepted = {**self._own_arguments(self._factory), **_accepted_by(self._factory, settings)}
         self._instance = await run_user_code(lambda: self._factory(**accepted))
         given = prompt_messages(prompt)
         returned, _ = await run_user_code(self._instance.init, [dict(message) for message in given])

@@ -201,6 +201,11 @@ def _load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
     if _has(found, "init", "step"):
         return SkyRLEnvironment(found, source)
     if _is_agent_loop(found):
+        if source.sandbox:
+            raise ConfigurationError(
+                f"sandbox is true, and {source.class_name} in {source.path} is an agent loop of verl, which gets no "
+                "machine: remove sandbox: true"
+            )
         return VerlAgentLoop(found, source)
     if _has(found, "reset") or not inspect.isclass(found):
         return TRLEnvironment(found, source)

@@ -11,6 +11,8 @@
 | ``ToolResult`` | sample | rollout | its result |
 | ``AskEnvironment`` | rollout | sample | reset the environment, step it, or ask for its reward |
 | ``EnvironmentReply`` | sample | rollout | its answer |
+| ``UseMachine`` | sample | rollout | an environment's class uses the sample's machine |
+| ``MachineReply`` | rollout | sample | the end of that |
 | ``RunAgent`` | rollout | sample | run the agent's class on a prompt |
 | ``GenerateTurn`` | sample | rollout | the agent asks for tokens |
 | ``Generated`` | rollout | sample | the tokens, or the reason that there are none |
@@ -89,6 +91,8 @@ class EnvironmentClass(msgspec.Struct, frozen=True, tag=True):
     timeout_s: float = 60.0
     model: dict[str, Any] = {}
     """``spec.model``, for verl's agent loops, which tokenise themselves."""
+    sandbox: bool = False
+    """It gets the sample's machine as its argument ``sandbox``."""
 
 
 class EnvironmentServer(msgspec.Struct, frozen=True, tag=True):
@@ -237,6 +241,32 @@ class EnvironmentReply(msgspec.Struct, frozen=True, tag=True):
     """After ``finish``: those of the environment's instance, where it has one."""
 
 
+class UseMachine(msgspec.Struct, frozen=True, tag=True):
+    """Use the sample's machine."""
+
+    id: int
+    method: Literal["exec", "upload", "download"]
+    text: str
+    """The command, or the path of the file."""
+    content: bytes = b""
+    """For ``upload``."""
+    timeout_s: float = 60.0
+
+
+class MachineReply(msgspec.Struct, frozen=True, tag=True):
+    """Return what became of it."""
+
+    id: int
+    exit_code: int = 0
+    output: str = ""
+    content: bytes = b""
+    """After ``download``."""
+    problem: str = ""
+    """The reason that nothing was done; empty: it was."""
+    failed: bool = False
+    """The machine failed, through no fault of the caller."""
+
+
 class RunAgent(msgspec.Struct, frozen=True, tag=True):
     """Run the agent's class."""
 
@@ -297,8 +327,8 @@ class ProgramEnded(msgspec.Struct, frozen=True, tag=True):
 
 ToTemplate = Load | Fork | Kill
 FromTemplate = Loaded | Refused | Ended
-ToSample = CallTool | AskEnvironment | RunAgent | RunAgentProgram | Generated
-FromSample = ToolResult | EnvironmentReply | GenerateTurn | AgentDone | AgentFailed | ProgramEnded
+ToSample = CallTool | AskEnvironment | MachineReply | RunAgent | RunAgentProgram | Generated
+FromSample = ToolResult | EnvironmentReply | UseMachine | GenerateTurn | AgentDone | AgentFailed | ProgramEnded
 to_template = msgspec.msgpack.Decoder(list[ToTemplate])
 from_template = msgspec.msgpack.Decoder(list[FromTemplate])
 to_sample = msgspec.msgpack.Decoder(list[ToSample])

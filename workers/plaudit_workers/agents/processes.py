@@ -367,7 +367,9 @@ def _environment_source(job: RLJob) -> Source:
     if url := environment_url(agent.environment) if agent.environment else agent.url:
         return EnvironmentServer(url, agent.arguments, limit_s, _spread_server(job, agent.environment))
     model = job.spec.model.model_dump(mode="json")
-    return EnvironmentClass(agent.path, agent.class_name, agent.arguments, agent.max_turns, limit_s, model)
+    return EnvironmentClass(
+        agent.path, agent.class_name, agent.arguments, agent.max_turns, limit_s, model, agent.sandbox
+    )
 
 
 def _spread_server(job: RLJob, name: str) -> str:

@@ -42,6 +42,7 @@ from plaudit_workers.agents.messages import (
     FromSample,
     Generated,
     GenerateTurn,
+    MachineReply,
     ProgramEnded,
     RunAgent,
     RunAgentProgram,
@@ -77,12 +78,16 @@ class _Sample:
         self._frames = Frames()
         self._tasks: set[asyncio.Task[None]] = set()
         self._awaited: dict[int, asyncio.Future[Any]] = {}
+        self._sandbox = loaded.environment.sandbox if loaded.environment is not None else None
         self._closed = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until the rollout closes the connection."""
         self._connection.setblocking(True)
-        asyncio.get_running_loop().add_reader(self._connection, self._read)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._connection, self._read)
+        if self._sandbox is not None:
+            self._sandbox.connect(lambda message: loop.call_soon_threadsafe(self._send, message))
         await self._closed.wait()
 
     def _read(self) -> None:
@@ -99,6 +104,9 @@ class _Sample:
             self._start(self._call(message))
         elif isinstance(message, AskEnvironment):
             self._start(self._ask(message))
+        elif isinstance(message, MachineReply):
+            assert self._sandbox is not None
+            self._sandbox.receive(message)
         elif isinstance(message, RunAgent):
             self._start(self._run_agent(message))
         elif isinstance(message, Generated):

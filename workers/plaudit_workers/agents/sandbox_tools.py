@@ -1,4 +1,4 @@
-"""Describe the tools of a sample's own machine to the model: ``{sandbox: bash}`` and ``{sandbox: files}``.
+"""Describe the tools of a sample's own machine to the model: ``{sandbox: bash}``, ``session`` and ``files``.
 
 They run in the machine, and not in a sample's process (``rollout.agents.machine_tools``).
 """
@@ -26,6 +26,14 @@ SANDBOX_TOOLS: Final[dict[str, list[dict[str, Any]]]] = {
             "bash",
             "Run a command in the shell of your machine and read its output. Files and the working folder stay for the "
             "next call; variables and processes in the background do not.",
+            {"command": "The command"},
+        )
+    ],
+    "session": [
+        _schema(
+            "bash",
+            "Run a command in the shell of your machine and read its output. Files, the working folder, variables, "
+            "functions and processes in the background stay for the next call.",
             {"command": "The command"},
         )
     ],

@@ -155,6 +155,7 @@ class SampleRun:
             trajectory = await self.failed(
                 AgentReward(error.outcome, reason=plain_text(str(error)[:_MOST_REASON_CHARACTERS]))
             )
+            trajectory.sandbox = error.sandbox
         except RequestRefusedError as error:  # of what an agent or an environment wrote; of the row's, the next is too
             trajectory = await self.failed(AgentReward("data_error", reason=plain_text(str(error))))
         except Exception as error:  # agents, templates and parsers run on what users and the policy wrote

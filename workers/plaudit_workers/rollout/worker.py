@@ -33,7 +33,7 @@ from plaudit_workers.process import (
     shares_gpu,
     unless_stopped,
 )
-from plaudit_workers.rollout.agents.agent import Agent, CustomAgent, SingleTurn
+from plaudit_workers.rollout.agents.agent import Agent, CustomAgent, MachineCounts, SingleTurn
 from plaudit_workers.rollout.engine import Engine, EngineFailedError, WeightSwitch
 from plaudit_workers.rollout.prompt_work import Claim, PromptWork, Slots
 from plaudit_workers.rollout.vllm_arguments import (
@@ -91,11 +91,12 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     if job.spec.rollout.agent.kind != "singleTurn":
         forbid_inspection()  # by users' agents and tools, which run in processes of the same user
     await await_environments(job)
-    async with open_agent(job, settings.run_folder) as agent:
+    machines = MachineCounts() if job.spec.uses_sandboxes else None
+    async with open_agent(job, settings.run_folder, machines) as agent:
         engine = build_engine(job, member, settings.run_folder)
         transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
         try:
-            worker = RolloutWorker(settings.worker, transport, engine, agent, _options(job))
+            worker = RolloutWorker(settings.worker, transport, engine, agent, _options(job), machines)
             async with HealthServer(settings.health_port, ready=lambda: worker.ready):
                 await worker.run(stop)
         finally:
@@ -122,12 +123,20 @@ class RolloutWorker:
         name: in heartbeats, records and the consumer group.
         transport: the run's streams; closed by the caller.
         engine: started and closed here.
+        machines: those of the agent; None: it has none.
     """
 
     def __init__(
-        self, name: str, transport: Transport, engine: Engine, agent: Agent, options: RolloutOptions = RolloutOptions()
+        self,
+        name: str,
+        transport: Transport,
+        engine: Engine,
+        agent: Agent,
+        options: RolloutOptions = RolloutOptions(),
+        machines: MachineCounts | None = None,
     ) -> None:
         self._name = name
+        self._machines = machines
         self._transport = transport
         self._engine = engine
         self._options = options
@@ -213,6 +222,7 @@ class RolloutWorker:
             needs_files=weights.needs_files,
             asleep=weights.asleep,
             in_agents=self._slots.in_agents,
+            sandboxes=self._machines.work if self._machines is not None else None,
             loaded_s=weights.loaded_s,
             engine=self._engine.status(),
         )
@@ -238,8 +248,10 @@ def build_engine(job: RLJob, member: ReplicaMember = WHOLE, run_folder: Path = P
 
 
 @asynccontextmanager
-async def open_agent(job: RLJob, run_folder: Path = Path()) -> AsyncIterator[Agent]:
-    """Open the agent of ``spec.rollout.agent``; its processes end with the context."""
+async def open_agent(
+    job: RLJob, run_folder: Path = Path(), counts: MachineCounts | None = None
+) -> AsyncIterator[Agent]:
+    """Open the agent of ``spec.rollout.agent``, which counts its machines; its processes end with the context."""
     agent = job.spec.rollout.agent
     if agent.kind == "singleTurn":
         yield SingleTurn()
@@ -255,14 +267,16 @@ async def open_agent(job: RLJob, run_folder: Path = Path()) -> AsyncIterator[Age
         if agent.kind == "custom" or processes.environment == "loop":
             yield CustomAgent(processes, agent.timeout_seconds)
         else:
-            yield await _conversations(job, processes, machines)
+            yield await _conversations(job, processes, machines, counts)
     finally:
         await processes.close()
         if machines is not None:
             await machines.close()
 
 
-async def _conversations(job: RLJob, processes: AgentProcesses, machines: RunMachines | None) -> Agent:
+async def _conversations(
+    job: RLJob, processes: AgentProcesses, machines: RunMachines | None, counts: MachineCounts | None
+) -> Agent:
     prepare_environment(job.spec.model.source)  # before anything imports torch
     from plaudit_workers.rollout.agents.machine_tools import MachineTools
     from plaudit_workers.rollout.agents.tool_calls import ToolCallParser, opens_reasoning
@@ -273,7 +287,7 @@ async def _conversations(job: RLJob, processes: AgentProcesses, machines: RunMac
     schemas = [tool.schema for tool in tools]
     template = ChatTemplate.of_model(job.spec.model, schemas)
     parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas, opened=opens_reasoning(template))
-    machine_tools = await MachineTools.of_job(job, machines)
+    machine_tools = await MachineTools.of_job(job, machines, counts)
     chat = template, parser, processes, tools, ToolLimits.from_spec(spec), machine_tools
     if spec.kind == "tools":
         agent = ToolAgent(*chat)

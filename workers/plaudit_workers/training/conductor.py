@@ -26,7 +26,7 @@ from plaudit_reward.served_machines import run_provider
 from plaudit_wire.errors import JobFailedError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
-from plaudit_wire.records import StepRecord, WorkerRecord
+from plaudit_wire.records import SandboxWork, StepRecord, WorkerRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.files import whole_file
 from plaudit_workers.stored_samples import store_groups
@@ -99,30 +99,23 @@ class Conductor:
         self._training = StepTraining(run, state, thread, self._intake, self._admitter, background, self._turns, stop)
         self._records = RunRecords(run, state, thread)
         self._validation = Validation(run, state, self._admitter, self._intake)
+        self._machines = _ended_machines(run, state)
         self._writing: asyncio.Task[None] | None = None
         self._saved_step = -1
 
     async def run(self, broken_off: dict[str, Any] | None) -> bool:
         """Go through the steps, first the rest of one that was broken off; return True if all are done."""
         self._background.start_endless(self._intake.collect())
-        self._background.start_endless(Upkeep(self._run, self._state, self._admitter).keep())
+        self._background.start_endless(Upkeep(self._run, self._state, self._admitter, self._machines).keep())
         self._background.start_endless(self._announcements.write_requested_files())
-        machines = self._machines()
+        if self._machines is not None:
+            self._machines.begin()
+            self._background.start_endless(self._machines.remove())
         done = await self._steps(broken_off)
         self._background.cancel_endless()
-        if machines is not None and done:
-            await machines.end()
+        if self._machines is not None and done:
+            await self._machines.end()
         return done
-
-    def _machines(self) -> EndedMachines | None:
-        """Begin to remove the machines of ended groups; return None for a job without machines."""
-        spec = self._run.plan.sandboxes
-        if spec is None:
-            return None
-        machines = EndedMachines(self._run.folder, spec.keep, self._state.ledger, run_provider(spec, self._run.folder))
-        machines.begin()
-        self._background.start_endless(machines.remove())
-        return machines
 
     async def _steps(self, broken_off: dict[str, Any] | None) -> bool:
         self._background.start(self._admitter.admit_training())
@@ -191,6 +184,8 @@ class Conductor:
     async def _close(self, report: StepReport) -> None:
         closed = self._run.clock.now()
         report.figures[REPLY_KEY] = self._run.clock.reply_s(report.opened)
+        if self._machines is not None:
+            report.figures |= self._machines.release_figures()
         plan = self._run.plan.validation
         if plan is not None and plan.is_due(report.step, self._schedule.steps):
             evaluation = await self._validation.evaluate(self._stop)
@@ -211,6 +206,14 @@ class Conductor:
             path = await self._records.checkpoint(step, report)
             self._saved_step = self._state.version.number
             self._background.start(self._records.await_checkpoint(path))
+
+
+def _ended_machines(run: RunContext, state: RunState) -> EndedMachines | None:
+    """Return what removes machines of ended groups; None for a job without machines."""
+    spec = run.plan.sandboxes
+    if spec is None:
+        return None
+    return EndedMachines(run.folder, spec.keep, state.ledger, run_provider(spec, run.folder))
 
 
 class RunRecords:
@@ -337,10 +340,13 @@ class Upkeep:
     It runs beside the steps about once a second, also during an update.
     """
 
-    def __init__(self, run: RunContext, state: RunState, admitter: Admitter) -> None:
+    def __init__(
+        self, run: RunContext, state: RunState, admitter: Admitter, machines: EndedMachines | None = None
+    ) -> None:
         self._run = run
         self._state = state
         self._admitter = admitter
+        self._machines = machines
         self._next_beat = 0.0
         self._started = 0.0
         """When the first heartbeat was sent (server's clock); 0 before."""
@@ -380,6 +386,7 @@ class Upkeep:
                 started=self._started,
                 problem=problem,
                 doing=doing,
+                sandboxes=None if self._machines is None else SandboxWork(self._machines.count),
             )
             await self._run.transport.beat(record)
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
+from plaudit_metrics.statistics.steps import distribution
 from plaudit_reward.machines import KEPT, SANDBOXES
 from plaudit_reward.providers import Provider
 from plaudit_reward.verifier import has_reward
@@ -41,6 +45,10 @@ class EndedMachines:
         self._folder = folder
         self._keep = keep
         self._ledger = ledger
+        self._released_s: list[float] = []
+        """Seconds in which machines were removed, since ``release_figures`` was read."""
+        self.count = 0
+        """Machines of groups in flight, when they were last counted."""
 
     def begin(self) -> None:
         """Let rollouts make machines."""
@@ -55,7 +63,14 @@ class EndedMachines:
                 await asyncio.to_thread(self._end, ended)
             except InfrastructureError as error:
                 logger.warning("machines of ended groups are not removed yet", error=str(error))
+            in_flight = [group for group in groups if group not in ended]
+            self.count = await asyncio.to_thread(_num_machines, in_flight)
             await asyncio.sleep(_EVERY_S)
+
+    def release_figures(self) -> dict[str, float]:
+        """Return figures of the machines that were removed since the last call."""
+        released_s, self._released_s = self._released_s, []
+        return distribution("reward_pipeline/sandbox/release_s", np.array(released_s))
 
     async def end(self) -> None:
         """Remove all machines after the run's last step."""
@@ -76,8 +91,10 @@ class EndedMachines:
         kept = [machine for machine in machines if not machine.name.startswith(".") and self._is_kept(machine)]
         for machine in kept:
             self._move(machine)
+        began_s = time.monotonic()
         self._provider.remove(*(machine for machine in machines if machine not in kept))
         remove(*groups)
+        self._released_s += [time.monotonic() - began_s] * (len(machines) - len(kept))
 
     def _is_kept(self, machine: Path) -> bool:
         return self._keep == "all" or (self._keep == "failed" and not has_reward(machine))
@@ -89,6 +106,11 @@ class EndedMachines:
             machine.rename(target / machine.name)
         except OSError as error:
             logger.warning("machine not kept", machine=machine.name, error=error.strerror)
+
+
+def _num_machines(groups: Sequence[Path]) -> int:
+    """Count machines, without copies for their tests."""
+    return sum(not machine.name.startswith(".") for group in groups for machine in _entries(group))
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -153,6 +153,7 @@ export class Overview {
     const rows = [...steps].reverse();
     const all = report.steps;
     this.reported.replaceChildren(
+      machineCost(steps),
       ledger === null ? "" : section("Ledger", "Every admitted group, by how it ended.", ledgerList(ledger)),
       section("All steps", `${all === rows.length ? figure(all) : `The newest ${figure(rows.length)} of ${figure(all)}`} closed steps, newest first.`, growing(rows, (shown) => table("All steps", [
         { label: "Step", cell: stepLink },
@@ -167,6 +168,15 @@ export class Overview {
       ], shown))),
     );
   }
+}
+
+/** What the machines of all shown steps held; nothing in a job without. */
+function machineCost(steps) {
+  const hours = steps.map((step) => step["reward_pipeline/sandbox/cpu_hours"]).filter((value) => value !== undefined);
+  if (hours.length === 0) return "";
+  const all = hours.reduce((sum, value) => sum + value, 0);
+  return section("Machines of samples", "CPUs that they held, from their start until their groups ended.",
+    element("dl", { class: "figures" }, element("div", {}, element("dt", {}, "CPU-hours"), element("dd", {}, figure(all), element("small", {}, `${figure(all / hours.length)} a step`)))));
 }
 
 /** A long table: its first rows, and a button that shows the others. */
@@ -262,14 +272,28 @@ function inFlightTable(streams, workers) {
       scorers.set(name, { inWork: inWork + work.in_flight, works: Math.max(works, work.oldest_s) });
     }
   }
+  const machines = machinesOf(workers);
+  if (machines !== null) rows.push({ label: "machines of samples", color: "--sandboxes", works: null, ...machines });
   for (const [name, work] of scorers) rows.push({ label: `scorer ${name}`, color: "--score", waiting: "–", waits: "–", ...work });
   return table("In flight now", [
     { label: "Stage", cell: (row) => element("span", {}, swatch(row.color), row.label) },
     { label: "Waiting", number: true, cell: (row) => row.waiting },
     { label: "Oldest", number: true, cell: (row) => row.waits },
     { label: "In work", number: true, cell: (row) => figure(row.inWork) },
-    { label: "Oldest in work", number: true, cell: (row) => (row.inWork > 0 ? seconds(row.works) : "–") },
+    { label: "Oldest in work", number: true, cell: (row) => (row.inWork > 0 && row.works !== null ? seconds(row.works) : "–") },
   ], rows);
+}
+
+/** Those that wait for a place for their machine, and the machines that there are; null in a job without. */
+function machinesOf(workers) {
+  const of = (role) => workers.filter((worker) => worker.role === role && worker.sandboxes).map((worker) => worker.sandboxes);
+  const [rollouts, trainer] = [of("rollout"), of("trainer")];
+  if (rollouts.length + trainer.length === 0) return null;
+  const sum = (works, count) => works.reduce((all, work) => all + (work[count] ?? 0), 0);
+  const waiting = sum(rollouts, "waiting");
+  const oldest = Math.max(0, ...rollouts.map((work) => work.oldest_wait_s ?? 0));
+  const inWork = Math.max(sum(trainer, "held"), sum(rollouts, "held") + sum(rollouts, "starting"));
+  return { waiting: figure(waiting), waits: waiting > 0 ? seconds(oldest) : "–", inWork };
 }
 
 /** How the run ended; nothing while it goes on, or when it is done. */
@@ -287,7 +311,11 @@ function doing(worker) {
   if (worker.asleep) return "sleeps during the update";
   if (worker.ready === false) return STARTING[worker.role] ?? "starts";
   if (worker.circuits_open?.length) return `does not ask ${worker.circuits_open.join(", ")}, which fails`;
-  if (worker.in_agents) return `${counted(worker.in_agents, "sample")} in tools`;
+  if (worker.in_agents) {
+    const { waiting = 0, starting = 0 } = worker.sandboxes ?? {};
+    const machines = [waiting && `${waiting} for a place for a machine`, starting && `${starting} for a machine to start`].filter(Boolean);
+    return `${counted(worker.in_agents, "sample")} in tools${machines.length ? `, of which wait ${machines.join(", ")}` : ""}`;
+  }
   return worker.busy > 0 ? "" : { trainer: "waits for groups", rollout: "waits for prompts", reward: "waits for samples" }[worker.role] ?? "";
 }
 

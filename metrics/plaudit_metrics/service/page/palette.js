@@ -9,6 +9,7 @@ const named = (key, label, color = `--${key}`) => ({ key, label, color });
 export const CAUSES = [
   named("trainer", "trainer busy"),
   named("generation", "generation"),
+  named("sandboxes", "machines of samples"),
   named("tools", "tools"),
   named("sample_queue", "sample queue"),
   named("limiter", "limiter"),
@@ -22,6 +23,7 @@ export const CAUSES = [
 /** Of a sample, in their order. */
 export const STAGES = [
   named("rollout_queue", "rollout queue"),
+  named("sandboxes", "wait for its machine"),
   named("engine_queue", "engine queue"),
   named("generation", "generation"),
   named("tools", "tools"),
@@ -34,6 +36,16 @@ export const STAGES = [
   named("group_wait", "group wait"),
   named("group_scorer", "group scorers"),
   named("ready_queue", "ready queue"),
+];
+
+/** Of a sample's machine, in their order. */
+export const MACHINE = [
+  named("claim", "wait for a place", "--sample_queue"),
+  named("start", "start", "--sandboxes"),
+  named("wait", "commands’ waits", "--limiter"),
+  named("exec", "commands", "--tools"),
+  named("verify_wait", "tests’ wait for a place", "--ready_queue"),
+  named("verify", "tests", "--score"),
 ];
 
 /** How a sample's scoring ended. */
@@ -63,6 +75,7 @@ export const VERDICTS = {
   unscored: { words: "scores: too many samples have none", color: "--pause" },
   redis: { words: "Redis, which was away or slow", color: "--redis" },
   generation: { words: "generation", color: "--generation" },
+  sandboxes: { words: "machines of samples", color: "--sandboxes" },
   tools: { words: "tools of agents", color: "--tools" },
   reward: { words: "scorers", color: "--score" },
   "reward-queue": { words: "a free reward worker", color: "--sample_queue" },

@@ -3,7 +3,7 @@
 import { details, element, table } from "./dom.js";
 import { counted, figure, known, moment, seconds } from "./format.js";
 import { section } from "./overview.js";
-import { STAGES } from "./palette.js";
+import { MACHINE, STAGES } from "./palette.js";
 import { outcomeMark, partition } from "./panels.js";
 import { block, visible } from "./reading.js";
 import { sampleAddress, samplesAddress, samplesList, search } from "./samples.js";
@@ -38,7 +38,20 @@ export async function sampleView(step, group, index) {
         section("Scorers", "Value, reason and extras of each.", scorers(found.scorers)),
         Object.keys(found.audits).length === 0 ? null : section("Auditors", "Second opinions: no part of the score.", scorers(found.audits)),
         section("Times", found.admitted === null ? "" : `Admitted ${moment(found.admitted)}.`, partition(STAGES, (stage) => found.stages_s[stage] ?? 0, "seconds in each stage")),
+        found.sandbox === null ? null : section("Machine", machineNote(found.sandbox), partition(MACHINE, machineSeconds(found), "seconds of its machine")),
         section("Data", "Of the data row.", data(found, all)))));
+}
+
+function machineNote({ num_commands: commands = 0, failed = false }) {
+  return `${counted(commands, "command")} of its agent. ${failed ? "It could not be made, or broke." : ""}`;
+}
+
+/** Seconds of a stage of the sample's machine: the scorers with `verify_s` ran tests in it. */
+function machineSeconds({ sandbox, scorers: records }) {
+  const tests = Object.values(records).filter((record) => known(record.extra?.verify_s));
+  const sum = (secondsOf) => tests.reduce((all, record) => all + secondsOf(record), 0);
+  const ofTests = { verify: sum((record) => record.extra.verify_s), verify_wait: sum((record) => record.limiter_s ?? 0) };
+  return (stage) => ofTests[stage] ?? sandbox[`${stage}_s`] ?? 0;
 }
 
 function back() {

@@ -13,7 +13,7 @@ const FONT = "12px system-ui, sans-serif";
 const ROW_PX = 13;
 const AXIS_PX = 30;
 const LABELS_PX = 124;
-const KINDS = [...STAGES, { key: "step", label: "step", color: "--trainer" }, { key: "wait", label: "trainer waits", color: "--wait" }];
+const KINDS = [...STAGES, { key: "machine", label: "machine", color: "--sandboxes" }, { key: "step", label: "step", color: "--trainer" }, { key: "wait", label: "trainer waits", color: "--wait" }];
 
 /** @param {{traceEvents: Object[]}} trace */
 export function timeline(trace) {

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from plaudit_metrics.monitoring.rules import FEW_SAMPLES, IDLE_S, LEAST_SAMPLES, MOST_SAMPLES, RECENT_S
-from plaudit_metrics.statistics.columns import Integers, ToolCalls, tool_name
+from plaudit_metrics.statistics.columns import SANDBOX_STAGES, Integers, SandboxColumns, ToolCalls, tool_name
 from plaudit_metrics.statistics.stages import BatchHistogram
 from plaudit_wire.logs import drawn, sample_ids
 from plaudit_wire.records import CallOutcome, EngineStatus, SampleRecord
@@ -252,6 +252,41 @@ def engine_gauges(engines: Sequence[EngineStatus]) -> Iterator[GaugeMetricFamily
         known = [value for engine in engines if (value := getattr(engine, field)) is not None]
         figures: Labelled = {("mean",): sum(known) / len(known), ("max",): max(known)} if known else {}
         yield gauge_family(name, documentation, ["statistic"], figures)
+
+
+class SandboxSeries:
+    """Count the machines of samples, and the seconds of their stages."""
+
+    def __init__(self, registry: CollectorRegistry, window: RecentWindow) -> None:
+        seconds = "Seconds of a sample's machine in a stage"
+        self.seconds = BatchHistogram("plaudit_sandbox_seconds", seconds, ["stage"], registry)
+        made = "Machines of samples, by whether they could be made and did not break"
+        self.machines = Counter("plaudit_sandbox_machines", made, ["result"], registry=registry)
+        failed = "Share of the recent machines that could not be made, or broke"
+        self._recent_failed = RecentMeans("plaudit_sandbox_recent_failed_ratio", failed, [], window, registry)
+        self._begun = False
+
+    def count(self, machines: SandboxColumns) -> None:
+        """Count the machines of a batch of samples."""
+        for stage, seconds in machines.seconds().items() if len(machines) else ():
+            self.seconds.observe(seconds, stage)
+        failed = int(machines.failed.sum())
+        for result, number in (("failed", failed), ("ok", len(machines) - failed)) if len(machines) else ():
+            self.machines.labels(result).inc(number)
+
+    def remember(self, machines: SandboxColumns, place: tuple[int, float]) -> None:
+        """Update the share among the recent machines; call it before ``count``."""
+        if len(machines) and not self._begun:  # a job without machines has no such series
+            self._begun = True
+            for stage in SANDBOX_STAGES:
+                self.seconds.begin(stage)
+            for result in ("ok", "failed"):
+                self.machines.labels(result)
+        self._recent_failed.add(float(machines.failed.sum()), len(machines), place)
+
+    def forget(self) -> None:
+        """Forget the recent machines."""
+        self._recent_failed.forget()
 
 
 _FAILED = ("error", "timeout", "killed")

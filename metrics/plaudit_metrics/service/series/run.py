@@ -71,7 +71,6 @@ _STATISTICS = {
     "plaudit_reward_std": ("reward/std", "Standard deviation of the rewards"),
 }
 """Gauge of the newest closed step → its key of a step's figures, and its help text."""
-_TOOL = "reward_pipeline/tool/"
 
 
 def _scorer_figures(step: StepRecord) -> Iterator[tuple[str, str, float]]:
@@ -87,11 +86,12 @@ def _scorer_seconds(step: StepRecord) -> Labelled:
     return {(name, figure[-3:]): value for name, figure, value in figures if figure in ("call_s/p50", "call_s/p99")}
 
 
-def _tool_seconds(step: StepRecord) -> Labelled:
+def _quantiles(prefix: str, separator: str, step: StepRecord) -> Labelled:
+    """Return p50 and p99 of the keys ``<prefix><name><separator><figure>``."""
     seconds: dict[tuple[str, ...], float] = {}
     for key, value in step.statistics.items():
-        name, _, figure = key.removeprefix(_TOOL).rpartition("/call_s/")
-        if key.startswith(_TOOL) and figure in ("p50", "p99"):
+        name, _, figure = key.removeprefix(prefix).rpartition(separator)
+        if key.startswith(prefix) and figure in ("p50", "p99"):
             seconds[name, figure] = value
     return seconds
 
@@ -182,7 +182,18 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]
         ("scorer", "statistic"),
         _scorer_seconds,
     ),
-    ("plaudit_last_step_tool_seconds", "Seconds of a tool's calls", ("tool", "statistic"), _tool_seconds),
+    (
+        "plaudit_last_step_tool_seconds",
+        "Seconds of a tool's calls",
+        ("tool", "statistic"),
+        partial(_quantiles, "reward_pipeline/tool/", "/call_s/"),
+    ),
+    (
+        "plaudit_last_step_sandbox_seconds",
+        "Seconds of samples' machines in a stage, exact",
+        ("stage", "statistic"),
+        partial(_quantiles, "reward_pipeline/sandbox/", "_s/"),
+    ),
 )
 """Name, help text and labels of a gauge of the newest closed step, and its values by label values."""
 
@@ -206,6 +217,8 @@ class StepSeries(Collector):
         self.records_late = counter("plaudit_records_late", late)
         missing = "Samples of closed steps whose events were lost"
         self.records_missing = counter("plaudit_records_missing", missing)
+        held = "CPU seconds that the machines of samples held"
+        self.sandbox_cpu_seconds = counter("plaudit_sandbox_cpu_seconds", held)
         for cause in ALL_CAUSES:
             self.wait_seconds.labels(cause)
         registry.register(self)
@@ -217,6 +230,7 @@ class StepSeries(Collector):
         self.exposed_reward_seconds.observe(max(statistics.get("exposed_reward_s", 0.0), 0.0))
         for cause in ALL_CAUSES:
             self.wait_seconds.labels(cause).observe(max(statistics.get(f"wait/{cause}_s", 0.0), 0.0))
+        self.sandbox_cpu_seconds.inc(3600 * max(statistics.get("reward_pipeline/sandbox/cpu_hours", 0.0), 0.0))
         self.records_missing.inc(records_missing)
         self.show(record)
         self._missing_share = records_missing / record.num_samples if record.num_samples else 0.0

@@ -15,6 +15,7 @@ from plaudit_metrics.service.series.collectors import (
     Naming,
     RecentMeans,
     RecentWindow,
+    SandboxSeries,
     ToolSeries,
 )
 from plaudit_metrics.statistics.columns import SampleColumns
@@ -53,6 +54,7 @@ class SampleSeries:
         self._declare_counts(registry)
         self._declare_recent(registry)
         self._tools = ToolSeries(registry, self._window)
+        self._sandboxes = SandboxSeries(registry, self._window)
 
     def _declare_durations(self, registry: CollectorRegistry) -> None:
         histogram = partial(BatchHistogram, registry=registry)
@@ -128,6 +130,7 @@ class SampleSeries:
             self._recent_scorer_failed,
             self._recent_limiter_wait,
             self._tools,
+            self._sandboxes,
         ):
             means.forget()
 
@@ -173,6 +176,7 @@ class SampleSeries:
         known = columns.generated & (columns.num_preempted >= 0)
         self.preemptions.inc(int(columns.num_preempted[known].sum()))
         self._tools.count(columns.turns.tools)
+        self._sandboxes.count(columns.sandboxes)
 
     def _remember(
         self, records: Sequence[SampleRecord], columns: SampleColumns, in_training: Flags, late: Flags
@@ -192,6 +196,7 @@ class SampleSeries:
             self._recent_scorer_failed.add(float(_FAILED[scorer.outcome].sum()), asked, place, name)
             self._recent_limiter_wait.add(float(scorer.limiter_s.sum()), asked, place, name)
         self._tools.remember(columns.turns.tools, place)
+        self._sandboxes.remember(columns.sandboxes, place)
 
     def count_group(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> None:
         """Count a closed group, and the waits of its samples for each other, for group scorers and for the trainer."""

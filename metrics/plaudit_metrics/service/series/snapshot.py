@@ -67,6 +67,19 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[RunSnapshot], Labelled
         ("scorer",),
         lambda seen: {(name,): work.oldest_s for name, work in seen.scorers.items()},
     ),
+    (
+        "plaudit_sandboxes",
+        "Machines of samples; waiting: samples without a place for theirs; left: to their tests, or until their group "
+        "ends",
+        ("state",),
+        lambda seen: {} if seen.sandboxes is None else {(state,): n for state, n in seen.sandboxes.states.items()},
+    ),
+    (
+        "plaudit_sandbox_oldest_wait_seconds",
+        "Age of the oldest wait of a sample for a place for its machine; 0 when there is none",
+        (),
+        lambda seen: {(): None if seen.sandboxes is None else seen.sandboxes.oldest_wait_s},
+    ),
     ("plaudit_policy_version", "Announced policy version", (), lambda seen: {(): seen.policy_version}),
     (
         "plaudit_policy_version_lag",

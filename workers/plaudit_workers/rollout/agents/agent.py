@@ -6,12 +6,16 @@ Here are ``agent.kind: singleTurn``, one response to the prompt, and ``custom``,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 import msgspec
 
 from plaudit_wire.messages import Prompt
+from plaudit_wire.records import SandboxRecord, SandboxWork
 from plaudit_workers.agents.messages import (
     AgentDone,
     AgentFailed,
@@ -63,9 +67,56 @@ class Agent(Protocol):
 class AgentError(Exception):
     """Report that what holds a sample failed before there was a trajectory: a user's code, or its server."""
 
-    def __init__(self, reason: str, outcome: Literal["data_error", "infra_error", "timeout"] = "data_error") -> None:
+    def __init__(
+        self,
+        reason: str,
+        outcome: Literal["data_error", "infra_error", "timeout"] = "data_error",
+        sandbox: SandboxRecord | None = None,
+    ) -> None:
         super().__init__(reason)
         self.outcome = outcome
+        self.sandbox = sandbox
+        """The times of the sample's machine; None: it has none."""
+
+
+class MachineCounts:
+    """Count the machines of a rollout's samples, for its heartbeat."""
+
+    def __init__(self) -> None:
+        self._held = self._starting = 0
+        self._waits_since_s: dict[int, float] = {}
+        """Number of a wait → when it began (monotonic)."""
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count a sample that waits for a place for its machine."""
+        number = next(self._numbers)
+        self._waits_since_s[number] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._waits_since_s[number]
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Count a machine that is being made."""
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
+
+    def change_held(self, count: int) -> None:
+        """Add ``count`` to the machines in which conversations work."""
+        self._held += count
+
+    @property
+    def work(self) -> SandboxWork:
+        """Return the counts of now."""
+        oldest_s = min(self._waits_since_s.values(), default=None)
+        wait_s = 0.0 if oldest_s is None else time.monotonic() - oldest_s
+        return SandboxWork(self._held, self._starting, len(self._waits_since_s), wait_s)
 
 
 class SingleTurn:

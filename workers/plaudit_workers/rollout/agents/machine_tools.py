@@ -7,9 +7,11 @@ disk) is a text that it reads, and never the end of the sample: it would get rid
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -23,16 +25,23 @@ from plaudit_sandbox.machine import CommandEnd
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import SandboxRecord
-from plaudit_workers.agents.messages import Tool
+from plaudit_workers.agents.messages import MachineReply, Tool, UseMachine
 from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
-from plaudit_workers.rollout.agents.agent import AgentError
+from plaudit_workers.rollout.agents.agent import AgentError, MachineCounts
 
 _MOST_PATH_BYTES = 4096
 _ALL = 1 << 31
+_RESTORE = "[ -r /tmp/.session ] && . /tmp/.session 2> /dev/null\n"
+_SAVE = "unset BASH_EXECUTION_STRING; { declare -p; declare -f; } 2> /dev/null > /tmp/.session; "
+"""A shell of its own for each call, so that one that hangs costs the others nothing."""
 _READ = 'cat -- "$1"'
 _READ_LINES = 'sed -n "$2,$3p" -- "$1"'
 _READ_WITH_SIZE = 'stat -Lc %s -- "$1" && cat -- "$1"'
+_READ_PART = 'test -r "$1" && tail -c "+$2" -- "$1" | head -c "$3" | base64 | tr -d "\\n"'
+_PART_BYTES = 21_000
+_MOST_DOWNLOAD_BYTES = 1 << 20
+_COPY_S = 60.0
 _WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
 
 
@@ -54,16 +63,30 @@ class MachineTools:
     """Hold what the machines of a rollout's samples share.
 
     Args:
-        max_concurrent: Commands that run at the same time.
+        max_concurrent: Machines that start and commands that run at the same time.
+        counts: are kept up to date.
+        keeps_variables: variables and functions of ``bash`` stay for its next call.
     """
 
-    def __init__(self, machines: RunMachines, tools: Sequence[Tool], max_concurrent: int) -> None:
+    def __init__(
+        self,
+        machines: RunMachines,
+        tools: Sequence[Tool],
+        max_concurrent: int,
+        counts: MachineCounts | None = None,
+        *,
+        keeps_variables: bool = False,
+    ) -> None:
+        self.keeps_variables = keeps_variables
         self.machines = machines
+        self.counts = counts or MachineCounts()
         self.tools = {tool.name: tool for tool in tools}
-        self.places = asyncio.Semaphore(max_concurrent)
+        self.is_served = isinstance(machines.provider, ServedProvider)
+        # A broker bounds the machines of the whole run: a claim that waits must not keep others' commands back.
+        self.places = asyncio.Semaphore(_ALL if self.is_served else max_concurrent)
 
     @classmethod
-    async def of_job(cls, job: RLJob, machines: RunMachines | None) -> Self | None:
+    async def of_job(cls, job: RLJob, machines: RunMachines | None, counts: MachineCounts | None = None) -> Self | None:
         """Return the tools of a job, None for one without; raise ``RefusedError`` where machines cannot run."""
         if machines is None:
             return None
@@ -71,10 +94,9 @@ class MachineTools:
             await asyncio.to_thread(machines.provider.require)
         except ConfigurationError as error:
             raise RefusedError(f"spec.sandboxes: {error}") from error
-        # A broker bounds the machines of the whole run: a claim that waits must not keep others' commands back.
-        served = isinstance(machines.provider, ServedProvider)
-        most = _ALL if served else job.spec.sandboxes.max_concurrent
-        return cls(machines, sandbox_tools(job.spec.rollout.agent), most)
+        agent, places = job.spec.rollout.agent, job.spec.sandboxes.max_concurrent
+        session = any(tool.sandbox == "session" for tool in agent.tools)
+        return cls(machines, sandbox_tools(agent), places, counts, keeps_variables=session)
 
     def of(self, prompt: Prompt) -> SampleMachine:
         """Return the machine of the sample that the current task holds; entering it makes it."""
@@ -93,29 +115,51 @@ class SampleMachine:
         self._made: TaskMachine | None = None
         self._directory = ""
         self._environment: dict[str, str] = {}
-        self._start_s = self._wait_s = self._exec_s = 0.0
+        self._claim_s = self._start_s = self._wait_s = self._exec_s = 0.0
         self._num_commands = 0
+        self._failed = False
 
     @property
     def record(self) -> SandboxRecord:
         """Return its times so far."""
-        return SandboxRecord(self._start_s, self._wait_s, self._exec_s, self._num_commands)
+        return SandboxRecord(
+            start_s=self._start_s,
+            claim_s=self._claim_s,
+            wait_s=self._wait_s,
+            exec_s=self._exec_s,
+            num_commands=self._num_commands,
+            cpus=self._made.cpus if self._made is not None else 0.0,
+            failed=self._failed,
+        )
 
     async def __aenter__(self) -> Self:
         """Make the machine; raise ``AgentError`` if it cannot be made."""
-        began_s = time.monotonic()
+        places, counts, began_s = self._shared.places, self._shared.counts, time.monotonic()
         try:
-            async with self._shared.places:
-                self._wait_s = time.monotonic() - began_s
-                self._wait_s += await self._make()
-            self._start_s = time.monotonic() - began_s - self._wait_s
+            with counts.waiting():
+                await places.acquire()
+            self._claim_s = time.monotonic() - began_s
+            waited_s = 0.0
+            try:
+                # The wait for a place of the run's broker is the longer part.
+                with counts.waiting() if self._shared.is_served else counts.starting():
+                    waited_s = await self._make()
+            finally:
+                places.release()
+                self._claim_s += waited_s
+                self._start_s = time.monotonic() - began_s - self._claim_s
         except DataError as error:
             raise AgentError(str(error)) from error
         except InfrastructureError as error:
-            raise AgentError(str(error), "infra_error") from error
+            self._failed = True
+            raise AgentError(str(error), "infra_error", self.record) from error
+        counts.change_held(1)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self._shared.counts.change_held(-1)
+        if isinstance(error, AgentError):
+            error.sandbox = self.record
         if kind is not None and self._made is not None:
             await self._shared.machines.remove(self.name)
 
@@ -140,26 +184,48 @@ class SampleMachine:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> MachineCallEnd:
         """Run one call, after the one before has ended; never raises."""
+        began_s, wait_s = time.monotonic(), 0.0
+        try:
+            async with self._place() as wait_s:
+                outcome, text = await _CALLS[name](self, arguments, self._shared.tools[name].timeout_s)
+        except DataError as error:
+            outcome, text = "error", f"Error: {error}"
+        except InfrastructureError as error:
+            outcome, text = "killed", str(error)
+        return MachineCallEnd(outcome, text, time.monotonic() - began_s, wait_s)
+
+    async def use(self, asked: UseMachine) -> MachineReply:
+        """Do what the class of an environment asks for; never raises."""
+        try:
+            async with self._place():
+                return await _USES[asked.method](self, asked)
+        except DataError as error:
+            return MachineReply(asked.id, problem=str(error))
+        except InfrastructureError as error:
+            return MachineReply(asked.id, problem=str(error), failed=True)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[float]:
+        """Hold a place for a call, and count its times; yield the seconds of its wait."""
         began_s = time.monotonic()
         async with self._shared.places:
             wait_s = time.monotonic() - began_s
             try:
-                outcome, text = await _CALLS[name](self, arguments, self._shared.tools[name].timeout_s)
-            except DataError as error:
-                outcome, text = "error", f"Error: {error}"
-            except InfrastructureError as error:
-                outcome, text = "killed", str(error)
-        call_s = time.monotonic() - began_s
-        self._wait_s += wait_s
-        self._exec_s += call_s - wait_s
-        self._num_commands += 1
-        return MachineCallEnd(outcome, text, call_s, wait_s)
+                yield wait_s
+            except InfrastructureError:
+                self._failed = True
+                raise
+            finally:
+                self._wait_s += wait_s
+                self._exec_s += time.monotonic() - began_s - wait_s
+                self._num_commands += 1
 
     async def bash(self, arguments: dict[str, Any], limit_s: float) -> _Outcome:
         """Run a command where the one before ended."""
         # A mark that the shell prints at its end tells its folder; a command that writes one moves only itself.
         mark = secrets.token_hex(8)
-        script = f'trap \'printf "\\n%s%s" {mark} "$PWD"\' EXIT\n{_text(arguments, "command")}'
+        before, after = (_RESTORE, _SAVE) if self._shared.keeps_variables else ("", "")
+        script = f'{before}trap \'{after}printf "\\n%s%s" {mark} "$PWD"\' EXIT\n{_text(arguments, "command")}'
         ended = await self._run(["bash", "-c", script], limit_s)
         output, found, directory = ended.output.rpartition(f"\n{mark}")
         if not found:
@@ -200,6 +266,31 @@ class SampleMachine:
         ended = await self._write(path, content.replace(old, new), limit_s)
         return _described(ended, ended.output or "edited", limit_s)
 
+    async def exec(self, asked: UseMachine) -> MachineReply:
+        """Run a command where the machine's commands begin."""
+        ended = await self._run(["bash", "-c", asked.text], asked.timeout_s)
+        output = "\n".join(filter(None, (ended.output, _stopped(ended, asked.timeout_s))))
+        return MachineReply(asked.id, ended.exit_code, output)
+
+    async def upload(self, asked: UseMachine) -> MachineReply:
+        """Write a file."""
+        return _succeeded(asked, await self._run(["sh", "-c", _WRITE, "sh", asked.text], _COPY_S, asked.content))
+
+    async def download(self, asked: UseMachine) -> MachineReply:
+        """Read a file part by part, each no longer than an output may be."""
+        content = bytearray()
+        while len(content) <= _MOST_DOWNLOAD_BYTES:
+            part = [str(len(content) + 1), str(_PART_BYTES)]
+            ended = await self._run(["sh", "-c", _READ_PART, "sh", asked.text, *part], _COPY_S)
+            try:
+                read = base64.b64decode(_succeeded(asked, ended).output)
+            except ValueError as error:
+                raise DataError(f"{asked.text} cannot be read: the machine's base64 prints {error}") from error
+            content += read
+            if len(read) < _PART_BYTES:
+                return MachineReply(asked.id, content=bytes(content))
+        raise DataError(f"{asked.text} has more than {_MOST_DOWNLOAD_BYTES} bytes")
+
     async def _write(self, path: str, content: str, limit_s: float) -> CommandEnd:
         return await self._run(["sh", "-c", _WRITE, "sh", path], limit_s, content.encode(errors="replace"))
 
@@ -210,6 +301,11 @@ class SampleMachine:
         )
 
 
+_USES: dict[str, Callable[[SampleMachine, UseMachine], Awaitable[MachineReply]]] = {
+    "exec": SampleMachine.exec,
+    "upload": SampleMachine.upload,
+    "download": SampleMachine.download,
+}
 _Outcome = tuple[Literal["ok", "error", "timeout", "killed"], str]
 _CALLS: dict[str, Callable[[SampleMachine, dict[str, Any], float], Awaitable[_Outcome]]] = {
     "bash": SampleMachine.bash,
@@ -222,14 +318,27 @@ _CALLS: dict[str, Callable[[SampleMachine, dict[str, Any], float], Awaitable[_Ou
 def _described(ended: CommandEnd, output: str, limit_s: float) -> _Outcome:
     """Return a command's end as the model reads it."""
     output = output.strip("\n")
-    if ended.ending == "exited":
+    remark = _stopped(ended, limit_s)
+    if not remark:
         remark = f"(exit code {ended.exit_code})" if ended.exit_code else "" if output else "(no output)"
-    elif ended.ending == "timeout":
-        remark = f"(stopped: it did not end within {limit_s:g} s)"
-    else:
-        remark = f"(stopped: your machine has no more {ended.ending})"
     text = "\n".join(filter(None, (output, remark)))
     return "timeout" if ended.ending == "timeout" else "ok" if ended.ending == "exited" else "error", text
+
+
+def _stopped(ended: CommandEnd, limit_s: float) -> str:
+    """Return the limit that stopped a command; empty where none did."""
+    if ended.ending == "exited":
+        return ""
+    if ended.ending == "timeout":
+        return f"(stopped: it did not end within {limit_s:g} s)"
+    return f"(stopped: your machine has no more {ended.ending})"
+
+
+def _succeeded(asked: UseMachine, ended: CommandEnd) -> MachineReply:
+    """Return the reply to a command that ended well; raise ``DataError`` otherwise."""
+    if ended.exit_code:
+        raise DataError(f"{asked.method} of {asked.text}: {_described(ended, ended.output, _COPY_S)[1]}")
+    return MachineReply(asked.id, output=ended.output)
 
 
 def _text(arguments: dict[str, Any], name: str) -> str:

@@ -27,6 +27,7 @@ from plaudit_workers.agents.messages import (
     ToolResult,
     ToSample,
     Trajectory,
+    UseMachine,
     prompt_messages,
     prompt_tokens,
 )
@@ -49,6 +50,7 @@ _STEP_OUTCOMES: dict[str, CallOutcome] = {
     "infra_error": "killed",
 }
 _RESETS_AFTER_DEATH = 2
+_MOST_USES_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class ToolProcess:
         self._process: SampleProcess | None = None
         self._awaited: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
+        self._uses: set[asyncio.Task[None]] = set()
+        """Of the machine, by the process."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,6 +112,9 @@ class ToolProcess:
     async def __aexit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.close()
+        for use in self._uses:
+            use.cancel()
+        await asyncio.gather(*self._uses, return_exceptions=True)
 
     @property
     def died(self) -> bool:
@@ -201,11 +208,26 @@ class ToolProcess:
             self._awaited.pop(number, None)
 
     def _on_message(self, message: FromSample) -> bool:
+        if isinstance(message, UseMachine):
+            return self._use_machine(message)
         answer = self._awaited.pop(message.id, None) if isinstance(message, ToolResult | EnvironmentReply) else None
         if answer is None:
             return False
         if not answer.done():
             answer.set_result(message)
+        return True
+
+    def _use_machine(self, message: UseMachine) -> bool:
+        process = self._process
+        if self._machine is None or process is None or len(self._uses) >= _MOST_USES_AT_ONCE:
+            return False
+
+        async def use(machine: SampleMachine) -> None:
+            process.send(await machine.use(message))
+
+        work = asyncio.get_running_loop().create_task(use(self._machine))
+        self._uses.add(work)
+        work.add_done_callback(self._uses.discard)
         return True
 
     def _on_death(self, died: asyncio.Future[str]) -> None:
