@@ -95,11 +95,11 @@ def try_job(arguments: argparse.Namespace) -> int:
 async def _play(job: RLJob, arguments: argparse.Namespace) -> None:
     console = Console()
     reward = reward_without_servers(job.spec.reward.rewarding)
-    rows = list(first_rows(job, arguments.data, arguments.rows))
-    turns = [] if arguments.url or arguments.own_policy else _turns_of(rows, arguments.answers)
     async with AsyncExitStack() as stack:
         folder = await stack.enter_async_context(_run_folder())
         await stack.enter_async_context(environments_of(job, folder))
+        rows = list(first_rows(job, arguments.data, arguments.rows))
+        turns = [] if arguments.url or arguments.own_policy else _turns_of(rows, arguments.answers)
         began_s = time.monotonic()
         agent = await stack.enter_async_context(open_agent(job, folder))
         opened_s = time.monotonic() - began_s
