@@ -165,8 +165,8 @@ class ResourcesServer(Environment):
 
     def _route(self, description: Tool) -> LoadedTool:
         async def call(arguments: dict[str, Any], _: dict[str, Any]) -> ToolAnswer:
-            _, body = await self._post(f"/{description.name}", arguments)
-            return ToolAnswer(body.decode(errors="replace"))
+            _, content = await self._post(f"/{description.name}", arguments)
+            return ToolAnswer(content.decode(errors="replace"))
 
         return LoadedTool(description, call)
 

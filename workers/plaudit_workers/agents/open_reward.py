@@ -81,7 +81,7 @@ class _Client:
 
     async def session_id(self) -> str:
         """Return the name of a new session: the server's, or our own where it gives none."""
-        url = f"{self._url}/create_session"
+        url, given = f"{self._url}/create_session", None
         async with self._session.post(url) as response:
             if response.content_type.endswith("event-stream"):
                 given = "".join([data.strip() async for event, data in _events(response) if event == "task_id"])
