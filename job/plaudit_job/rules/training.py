@@ -123,6 +123,20 @@ def data_problems(spec: Spec) -> Iterator[Problem]:
             )
 
 
+def truncation_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield two answers to what becomes of samples that ended at a limit."""
+    algorithm = spec.algorithm
+    return refusals(
+        (
+            algorithm.mask_truncated and algorithm.filter_truncated,
+            "spec.algorithm.filterTruncated",
+            "and maskTruncated are both set",
+            "Remove one: maskTruncated keeps a cut sample's score in its group's advantages, filterTruncated does not",
+            "spec.algorithm.maskTruncated",
+        ),
+    )
+
+
 def image_problems(spec: Spec) -> Iterator[Problem]:
     """Yield what cannot work with images in prompts."""
     if spec.data.images is None:

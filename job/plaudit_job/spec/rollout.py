@@ -52,6 +52,11 @@ class SamplingSpec(Section):
     stop: list[str] = Field(default=[])
     """Texts that end a response when the model has written one of them, special tokens included; the text stays part of
     the response. Default: none, the model's own end of turn."""
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default=[], max_length=256)
+    """Tokens that end a response, by their ids; the token stays part of the response. Default: none."""
+    ignore_eos: bool = False
+    """Sample on behind the model's end of turn, up to ``maxTokens`` or a stop; for agent kinds ``singleTurn`` and
+    ``custom``. Default false."""
 
 
 class McpSpec(Section):
@@ -335,6 +340,8 @@ class ValidationSamplingSpec(Section):
     """Above 1 lowers the logits of tokens that were written before. Default 1: none."""
     min_tokens: int = Field(default=0, ge=0, le=1_000_000)
     """The least tokens of a response: the model cannot end it before. Default 0."""
+    ignore_eos: bool = False
+    """As in ``rollout.sampling``, whose ``stop`` and ``stopTokenIds`` apply here too. Default false."""
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     """The most tokens of a response. Default: ``rollout.sampling.maxTokens``."""
 

@@ -165,7 +165,7 @@ class ResourcesServer(Environment):
 
     def _route(self, description: Tool) -> LoadedTool:
         async def call(arguments: dict[str, Any], _: dict[str, Any]) -> ToolAnswer:
-            _, content = await self._post(f"/{description.name}", arguments)
+            content = (await self._post(f"/{description.name}", arguments))[1]
             return ToolAnswer(content.decode(errors="replace"))
 
         return LoadedTool(description, call)
