@@ -73,9 +73,10 @@ class Sums:
             request.transport.close()  # the client comes back for the result
             return response
         result = self.results[body["task_id"]]
-        for place in range(0, len(result), 7):
-            event = "end" if place + 7 >= len(result) else "chunk"
-            await response.write(f"event: {event}\ndata: {result[place : place + 7]}\n\n".encode())
+        size = 7 if len(result) < 1000 else 1 << 20
+        for place in range(0, len(result), size):
+            event = "end" if place + size >= len(result) else "chunk"
+            await response.write(f"event: {event}\ndata: {result[place : place + size]}\n\n".encode())
         return response
 
     async def listed(self, request):
@@ -117,6 +118,8 @@ def answer(arguments: dict) -> dict:
         return {"ok": False, "error": "no number", "reason": "input_validation"}
     if number == "broken":
         return {"ok": True, "output": {"blocks": [{"type": "video"}], "reward": "much"}}
+    if number == "endless":
+        return {"ok": True, "output": {"blocks": [{"type": "text", "text": "x" * (5 << 20)}]}}
     image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
     blocks = [{"type": "text", "text": f" got {number} "}, image]
     return {"ok": True, "output": {"blocks": blocks, "reward": number, "finished": number == 3}}
@@ -164,6 +167,13 @@ async def test_an_episode_survives_broken_connections_and_odd_answers(play) -> N
     (played,) = (made for made in server.created if "task_spec" in made)
     assert (played["task_spec"], played["env_name"]) == ({"goal": 3}, "sums")
     assert played["sid"] in server.deleted
+
+
+async def test_an_answer_beyond_all_bounds_ends_its_sample(play) -> None:
+    async with served(*Sums().routes()) as url:
+        body = await play(url, call("endless"), "Done.", row={"task_spec": {}})
+    assert body.sample.failure.outcome == "infra_error"
+    assert "the response is longer than 4194304 bytes" in body.sample.failure.reason
 
 
 async def test_a_row_without_a_task_is_data_that_cannot_be_played(play) -> None:
