@@ -145,7 +145,7 @@ chart-push: chart ## push it to an OCI registry: make chart-push CHART_REGISTRY=
 	@test -n "$(CHART_REGISTRY)" || { echo "CHART_REGISTRY is empty: give oci://REGISTRY/PATH"; exit 2; }
 	@$(HELM) push dist/plaudit-$(VERSION).tgz $(CHART_REGISTRY)
 
-trainers-build: $(UV) ## the environments of other trainers (TRL, verl, verifiers, SkyRL, tinker-cookbook, NeMo Gym, OpenEnv) and of agent frameworks in ~/.cache/plaudit-trainers
+trainers-build: $(UV) ## the environments of other trainers (TRL, verl, verifiers, SkyRL, tinker-cookbook, NeMo Gym, OpenEnv, Open Reward, AReaL, agent-lightning) and of agent frameworks in ~/.cache/plaudit-trainers
 	@$(PYTHON) tests/e2e_trainers/trainer_environments.py build
 
 e2e-trainers: install trainers-build ## tests with those trainers and frameworks themselves, on a CPU (minutes)
@@ -153,10 +153,10 @@ e2e-trainers: install trainers-build ## tests with those trainers and frameworks
 
 # Without -c requirements/all.txt: the trainers need other versions of transformers.
 trainers-requirements: $(UV) ## compile requirements/trainers-*.txt anew
-	@for name in trl verl verifiers skyrl tinker openrlhf nemo-gym openenv agents; do \
-	  $(UV) pip compile -q --python-version $$([ $$name = nemo-gym ] && echo 3.12 || echo 3.11) --generate-hashes --no-emit-index-url --no-annotate \
+	@for name in trl verl verifiers skyrl tinker openrlhf nemo-gym openenv open-reward areal agentlightning agents; do \
+	  $(UV) pip compile -q --python-version $$(case $$name in nemo-gym|agentlightning) echo 3.12;; *) echo 3.11;; esac) --generate-hashes --no-emit-index-url --no-annotate \
 	    --custom-compile-command 'make trainers-requirements' --overrides requirements/overrides.txt \
-	    $$([ $$name != openrlhf ] || echo --no-deps) requirements/trainers-$$name.in -o requirements/trainers-$$name.txt \
+	    $$(case $$name in openrlhf|areal) echo --no-deps;; esac) requirements/trainers-$$name.in -o requirements/trainers-$$name.txt \
 	    || exit 1; \
 	done
 

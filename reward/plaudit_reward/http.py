@@ -20,7 +20,7 @@ import os
 import resource
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -222,7 +222,7 @@ class HttpClient:
                 async with session.request(
                     method, url, data=data, headers=headers, allow_redirects=False, proxy=self._proxy
                 ) as response:
-                    return Response(response.status, response.headers, await _body(response, max_bytes))
+                    return Response(response.status, response.headers, await bounded_body(response, max_bytes))
         except aiohttp.ConnectionTimeoutError:
             raise UnreachableError(f"{_address(url)}: no connection within {_CONNECT_WITHIN_S:g} s") from None
         except TimeoutError:
@@ -260,16 +260,26 @@ class _NotifyingPayload(aiohttp.BytesPayload):
         self._on_sent()
 
 
-async def _body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+async def bounded_body(response: aiohttp.ClientResponse, max_bytes: int = MAX_RESPONSE_BYTES) -> bytes:
+    """Return the whole body of a response; see ``bounded_parts``."""
+    return b"".join([part async for part in bounded_parts(response, max_bytes)])
+
+
+async def bounded_parts(response: aiohttp.ClientResponse, max_bytes: int = MAX_RESPONSE_BYTES) -> AsyncIterator[bytes]:
+    """Yield the body of a response as it arrives.
+
+    Raises ``ResponseTooLargeError`` beyond ``max_bytes``, ``ConnectionLostError`` for a compressed one, which could
+    grow after its size was checked.
+    """
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise ConnectionLostError(f"{_address(str(response.url))}: the response is compressed ({one_line(encoding)})")
-    body = await response.content.readany()
-    while len(body) <= max_bytes and not response.content.at_eof():
-        body += await response.content.readany()
-    if len(body) > max_bytes:
-        raise ResponseTooLargeError(f"{_address(str(response.url))}: the response is longer than {max_bytes} bytes")
-    return body
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > max_bytes:
+            raise ResponseTooLargeError(f"{_address(str(response.url))}: the response is longer than {max_bytes} bytes")
+        yield part
 
 
 _UNREACHABLE = (

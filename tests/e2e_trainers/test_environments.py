@@ -21,15 +21,20 @@ from chat_tokenizer import chat_tokenizer
 from plaudit_reward.endpoint.access import EndpointUsage
 from plaudit_reward.endpoint.remote import RemoteClient
 from plaudit_reward.endpoint.shapes import SHAPES
+from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.records import AgentReward, Sample
 from plaudit_workers.agents.messages import EnvironmentClass, EnvironmentServer, Source
+from plaudit_workers.agents.open_reward import write_tasks
 from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.data_files import checked_rows
 from plaudit_workers.launch.redis import free_port
 from plaudit_workers.rollout.vllm_arguments import prepare_environment
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM and torch warn when they are imported
 
 HERE = Path(__file__).parent
+EMPTY = [{"role": "user", "content": ""}]
+"""The prompt of a row of the Open Reward Standard: its server gives the prompt."""
 EXAMPLE = HERE.parents[1] / "examples" / "09-environment"
 
 
@@ -217,6 +222,42 @@ async def test_an_openenv_server_offers_its_mcp_tools(action: str, open_agent: A
     assert results[1:] == ["turned to [4]", "turned to [4, 2]"]
     assert [[step.outcome for step in turn.calls] for turn in body.generation.turns] == [["error"], ["ok"], ["ok"]]
     assert body.sample.agent_reward == AgentReward("scored", 0.5)
+
+
+async def test_a_server_of_the_open_reward_standard_is_played(open_agent: Any, tokenizer: Any, serve: Any) -> None:
+    url = serve("open-reward", "open_reward_server.py")
+    agent = await open_agent(EnvironmentServer(url, {"secrets": {"hint": "odd"}}))
+    turns = (call("guess", number=3), call("guess", number=-1), call("guess", number=4), "never asked")
+    row = {"split": "train", "task_index": 1}
+    _, body = await episodes.play(agent, tokenizer, *turns, max_tokens=20_000, messages=EMPTY, extra_info=row)
+    assert body.sample.messages == [{"role": "user", "content": "Guess.\nHint: odd"}]
+    results = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
+    assert results[:2] == ["wrong", "RuntimeError: below zero"]
+    assert results[2].startswith("ä right ä right ")
+    assert (body.sample.agent_reward, body.sample.turn_rewards) == (AgentReward("scored", 1.25), [0.25, 0, 1.0])
+
+
+async def test_a_conversation_of_the_open_reward_standard_ends_with_its_terminal_tool(
+    open_agent: Any, tokenizer: Any, serve: Any
+) -> None:
+    url = serve("open-reward", "open_reward_server.py")
+    agent = await open_agent(EnvironmentServer(url, {"env_name": "talk"}))
+    assert list(agent.tools) == ["look"]  # the policy does not see the terminal one
+    row = {"task_spec": {"answer": "blue"}}
+    _, body = await episodes.play(agent, tokenizer, call("look"), "It is blue.", messages=EMPTY, extra_info=row)
+    assert [message["role"] for message in body.sample.messages] == ["system", "user", "assistant", "tool", "user"]
+    assert body.sample.agent_reward == AgentReward("scored", 1.5)
+
+
+async def test_the_tasks_of_an_open_reward_server_are_a_jobs_data(serve: Any, tmp_path: Path) -> None:
+    source = EnvironmentServer(serve("open-reward", "open_reward_server.py"))
+    write_tasks(source, "train", tmp_path / "tasks.jsonl")
+    rows = [row.row for row in checked_rows(tmp_path / "tasks.jsonl")]
+    assert [(row.extra_info["task_index"], row.extra_info["task_spec"]) for row in rows] == [
+        (index, {"number": number}) for index, number in enumerate((3, 4, 5))
+    ]
+    with pytest.raises(ConfigurationError, match="has no split 'trian'; it has train, test"):
+        write_tasks(source, "trian", tmp_path / "tasks.jsonl")
 
 
 async def test_a_resources_server_of_nemo_gym_verifies_the_conversation(

@@ -38,5 +38,14 @@ def test_a_resources_server_of_nemo_gym_verifies_rows(trainer: Any) -> None:
     assert trainer.run("nemo-gym", "nemo_gym_verify.py", kill_after=30) == {"scored": 95, "failed": 5, "wrong": 0}
 
 
+def test_groups_of_areal_are_run_by_its_own_workflows(trainer: Any) -> None:
+    assert trainer.run("trl", "areal_episodes.py", kill_after=10) == {"scored": 188, "failed": 12, "wrong": 0}
+
+
+def test_agent_lightnings_own_manager_asks_its_hook_for_rewards(trainer: Any) -> None:
+    found = trainer.run("agentlightning", "agentlightning_rollouts.py", kill_after=30)
+    assert found == {"scored": 95, "failed": 5, "wrong": 0}
+
+
 def test_openrlhf_and_slime_get_their_answers_by_url_alone(trainer: Any) -> None:
     assert trainer.run("trl", "openrlhf_client.py", kill_after=30) == {"scored": 190, "failed": 10, "wrong": 0}

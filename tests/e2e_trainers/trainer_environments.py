@@ -17,13 +17,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("PLAUDIT_TRAINERS_CACHE", Path.home() / ".cache" / "plaudit-trainers"))
 ENVIRONMENTS = {
-    "trl": ("3.11", "trl", "openrlhf"),
+    "trl": ("3.11", "trl", "openrlhf", "areal"),
     "verl": ("3.11", "verl"),
     "verifiers": ("3.11", "verifiers"),
     "skyrl": ("3.11", "skyrl"),
     "tinker": ("3.11", "tinker"),
     "nemo-gym": ("3.12", "nemo-gym"),
     "openenv": ("3.11", "openenv"),
+    "open-reward": ("3.11", "open-reward"),
+    "agentlightning": ("3.12", "agentlightning"),
     "agents": ("3.11", "agents"),
 }
 """Python version and requirement files of each environment."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from aiohttp import web
 
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
 from plaudit_workers.agents.processes import AgentProcesses
@@ -15,6 +18,21 @@ from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolLimits
 from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from plaudit_workers.tokenizer import ChatTemplate
+
+
+@asynccontextmanager
+async def served(*routes: web.AbstractRouteDef) -> AsyncIterator[str]:
+    """Serve an application on loopback; yield its URL."""
+    application = web.Application()
+    application.add_routes(routes)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[union-attr]
+    finally:
+        await runner.cleanup()
 
 
 async def open_agent(processes: AgentProcesses, tokenizer: Any, limit_s: float = 20.0, **limits: Any) -> Any:

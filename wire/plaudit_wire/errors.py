@@ -15,14 +15,23 @@ A process of a job ends itself with ``RefusedError``, ``JobFailedError`` or ``St
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from plaudit_wire.printable import printable
 
 _SHOWN_CHARACTERS = 300
+_TWO_STOPS = re.compile(r"(?<=[\w)\]}'\"`>])\.\.(?=\s|$)")
 
 
-class ScoringError(Exception):
+class _Message(Exception):  # noqa: N818 (the errors below are named)
+    """An error for people: where another error's text ends within a sentence, one full stop is left."""
+
+    def __str__(self) -> str:
+        return _TWO_STOPS.sub(".", super().__str__())
+
+
+class ScoringError(_Message):
     """The base of errors while a reward is set up or computed."""
 
 
@@ -57,11 +66,11 @@ class CallTimeoutError(ScoreTimeoutError):
     """A service did not answer one call within its time limit. Retried like an infrastructure failure."""
 
 
-class RefusedError(Exception):
+class RefusedError(_Message):
     """The job or its environment is wrong, and a restart would not help. The message names the remedy."""
 
 
-class JobFailedError(Exception):
+class JobFailedError(_Message):
     """The job ran and failed for good (too many failed scores, restarts used up)."""
 
 

@@ -96,10 +96,14 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: list[str] = []
     """Texts that end a response; they stay part of it."""
     min_p: float = 0.0
-    """Tokens below this share of the likeliest one's probability are left out. Of validation only, as all below."""
+    """Tokens below this share of the likeliest one's probability are left out. Of validation only, as the next two."""
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     """The model's end is left out before so many tokens."""
+    stop_token_ids: list[int] = []
+    """Tokens that end a response; they stay part of it."""
+    ignore_eos: bool = False
+    """The model's end of turn does not end a response."""
 
 
 class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -22,6 +22,7 @@ from plaudit_job.rules.training import (
     loss_problems,
     model_turn_problems,
     trainer_memory_problems,
+    truncation_problems,
     turn_advantage_problems,
 )
 from plaudit_job.spec.rljob import Spec
@@ -167,7 +168,18 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
             "with 0, all samples of a group are the same and nothing is learned",
             "Give a value above 0, such as 1.0",
         )
+    ignoring = [("spec.rollout.sampling", spec.rollout.sampling.ignore_eos)]
     if (validation := spec.data.validation) is not None:
+        ignoring.append(("spec.data.validation.sampling", validation.sampling.ignore_eos))
+    for field, ignores in ignoring:
+        if ignores and spec.rollout.agent.kind not in ("singleTurn", "custom"):
+            yield Problem(
+                f"{field}.ignoreEos",
+                f"is set, but agent kind {spec.rollout.agent.kind} has turns, which would all go on to maxTokens",
+                "Remove it",
+                also=("spec.rollout.agent.kind",),
+            )
+    if validation is not None:
         sampling, limit = validation.sampling, validation.sampling.max_tokens or spec.rollout.sampling.max_tokens
         if sampling.min_tokens > limit:
             yield Problem(
@@ -555,6 +567,7 @@ _TRAINING: tuple[FieldRule, ...] = (
     _sections_together,
     _algorithm,
     loss_problems,
+    truncation_problems,
     turn_advantage_problems,
     _sampling,
     _agent,

@@ -102,7 +102,7 @@ def data_problems(spec: Spec) -> Iterator[Problem]:
     for name, section in (("train", spec.data.train), ("validation", spec.data.validation)):
         if section is None:
             continue
-        forms = ("path", "mixture", "tasks") if name == "train" else ("path", "tasks")
+        forms = ("path", "mixture", "tasks", "split") if name == "train" else ("path", "tasks", "split")
         given = [form for form in forms if getattr(section, form)]
         remedy = f"Give one of {', '.join(forms[:-1])} and {forms[-1]}"
         if not given:
@@ -110,8 +110,31 @@ def data_problems(spec: Spec) -> Iterator[Problem]:
         elif len(given) > 1:
             also = (f"spec.data.{name}.{given[0]}",)
             yield Problem(f"spec.data.{name}.{given[1]}", f"is set beside {given[0]}", remedy, also=also)
-        if section.tasks and spec.data.columns is not None:
-            yield Problem("spec.data.columns", f"is set, but data.{name}.tasks are no table", "Remove columns")
+        no_table = next((form for form in ("tasks", "split") if getattr(section, form)), "")
+        if no_table and spec.data.columns is not None:
+            yield Problem("spec.data.columns", f"is set, but data.{name}.{no_table} is no table", "Remove columns")
+        agent = spec.rollout.agent
+        if section.split and not (agent.kind == "environment" and (agent.url or agent.environment)):
+            yield Problem(
+                f"spec.data.{name}.split",
+                "is set, but the agent has no environment server that could have tasks",
+                "Set rollout.agent: {kind: environment, url: …}, or give path",
+                also=("spec.rollout.agent.kind",),
+            )
+
+
+def truncation_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield two answers to what becomes of samples that ended at a limit."""
+    algorithm = spec.algorithm
+    return refusals(
+        (
+            algorithm.mask_truncated and algorithm.filter_truncated,
+            "spec.algorithm.filterTruncated",
+            "and maskTruncated are both set",
+            "Remove one: maskTruncated keeps a cut sample's score in its group's advantages, filterTruncated does not",
+            "spec.algorithm.maskTruncated",
+        ),
+    )
 
 
 def image_problems(spec: Spec) -> Iterator[Problem]:

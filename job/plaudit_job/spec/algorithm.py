@@ -173,6 +173,10 @@ class AlgorithmSpec(Section):
     """Train no token of a sample that ended at a limit (``finish_reason: length``); its score stays in its group's
     advantages. Default false: a cut response is trained by its score, as any other.
     """
+    filter_truncated: bool = False
+    """Treat a sample that ended at a limit as one without a score: it is not trained, and the advantages of its group,
+    and ``dynamicSampling``, leave its score out. Default false.
+    """
     dynamic_sampling: DynamicSamplingSpec | None = None
     """Replace groups whose scores are all equal, which teach nothing under a group-relative advantage. Default: they
     count, and are not computed."""

@@ -52,6 +52,11 @@ class SamplingSpec(Section):
     stop: list[str] = Field(default=[])
     """Texts that end a response when the model has written one of them, special tokens included; the text stays part of
     the response. Default: none, the model's own end of turn."""
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default=[], max_length=256)
+    """Tokens that end a response, by their ids; the token stays part of the response. Default: none."""
+    ignore_eos: bool = False
+    """Sample on behind the model's end of turn, up to ``maxTokens`` or a stop; for agent kinds ``singleTurn`` and
+    ``custom``. Default false."""
 
 
 class McpSpec(Section):
@@ -93,9 +98,9 @@ class AgentSpec(Section):
 
     kind: Literal["singleTurn", "tools", "environment", "endpoint", "custom"] = "singleTurn"
     """``singleTurn``: one generation. ``tools``: runs tool calls and appends their results until the model stops.
-    ``environment``: a class of TRL, SkyRL or verl, or a server of OpenEnv or NeMo Gym. ``endpoint``: any program that
-    speaks OpenAI's Chat Completions API. ``custom``: your class. Tools, classes and programs run in processes of their
-    own, one for each sample. Default singleTurn."""
+    ``environment``: a class of TRL, SkyRL or verl, or a server of OpenEnv, NeMo Gym or the Open Reward Standard.
+    ``endpoint``: any program that speaks OpenAI's Chat Completions API. ``custom``: your class. Tools, classes and
+    programs run in processes of their own, one for each sample. Default singleTurn."""
     max_concurrent_samples: int = Field(default=256, ge=0, le=100_000)
     """Samples of one worker that may wait for tools while others take their places in the engine
     (``engine.maxConcurrentSamples``). Default 256."""
@@ -142,13 +147,14 @@ class AgentSpec(Section):
     """For ``endpoint``: the program reads its row's ``ground_truth``. What the policy writes may run beside it, in its
     working folder, and read it as well. Default false."""
     url: str = Field(default="", pattern=r"^(https?://.*)?$")
-    """URL of an OpenEnv server or of a resources server of NeMo Gym, for ``environment`` instead of ``path`` and
-    ``class``."""
+    """URL of a server of OpenEnv, NeMo Gym (resources) or the Open Reward Standard, for ``environment`` instead of
+    ``path`` and ``class``."""
     environment: str = Field(default="", pattern=f"^$|{DNS_LABEL}")
     """Name of an entry of ``spec.environments``, for ``environment`` instead of ``url``. Default empty: ``url``."""
     arguments: Opaque = Field(default={})
     """Arguments of the environment: of TRL's or verl's class, SkyRL's ``env_config``, OpenEnv's ``reset``, further
-    columns of NeMo Gym's rows. Default: none."""
+    columns of NeMo Gym's rows; ``env_name``, ``toolset_name`` and ``secrets`` of the Open Reward Standard (``secrets:
+    {name: "${VARIABLE}"}``, from rollouts' and trainer's environment). Default: none."""
     sandbox: bool = False
     """For ``environment`` with ``class``: each sample has a machine (``spec.sandboxes``), which the class gets as its
     argument ``sandbox``. Default false."""
@@ -297,12 +303,16 @@ class TrainDataSpec(Section):
     """A file, a pattern such as ``shards/*.parquet``, or a folder of files, in verl's columns: ``data_source``,
     ``prompt`` (messages or text), ``reward_model.ground_truth``, ``extra_info``; with ``data.images`` also ``images``.
     Files end with .parquet, .jsonl (also .jsonl.gz, .jsonl.zst), .json (an array of rows) or .arrow; a folder may be
-    one that ``save_to_disk`` of ``datasets`` wrote. Give exactly one of ``path``, ``mixture`` and ``tasks``."""
+    one that ``save_to_disk`` of ``datasets`` wrote. Give exactly one of ``path``, ``mixture``, ``tasks`` and
+    ``split``."""
     mixture: list[WeightedDataSpec] = Field(default=[])
     """In place of ``path``: several files, patterns or folders, and their shares. Default: ``path`` alone."""
     tasks: FilePath = ""
     """In place of ``path``: a folder of Harbor tasks, or one task. Each is a row, its instruction the prompt. Rollouts
     and reward workers read it as well; on Kubernetes an absolute path on the volume."""
+    split: str = ""
+    """In place of ``path``: a split of tasks, such as ``train``, that the agent's environment server (Open Reward
+    Standard) has. Each is a row whose prompt the server gives."""
     shuffle: bool = True
     """Shuffle for every epoch, from ``spec.seed``. Default true: files are often sorted by source or difficulty."""
     max_prompt_length: int = Field(default=1024, ge=1, le=1_000_000)
@@ -334,6 +344,8 @@ class ValidationSamplingSpec(Section):
     """Above 1 lowers the logits of tokens that were written before. Default 1: none."""
     min_tokens: int = Field(default=0, ge=0, le=1_000_000)
     """The least tokens of a response: the model cannot end it before. Default 0."""
+    ignore_eos: bool = False
+    """As in ``rollout.sampling``, whose ``stop`` and ``stopTokenIds`` apply here too. Default false."""
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     """The most tokens of a response. Default: ``rollout.sampling.maxTokens``."""
 
@@ -342,10 +354,12 @@ class ValidationDataSpec(Section):
     """Prompts that are scored at intervals and never trained."""
 
     path: FilePath = ""
-    """A file, a pattern or a folder in the same columns as the training data. Give exactly one of ``path`` and
-    ``tasks``."""
+    """A file, a pattern or a folder in the same columns as the training data. Give exactly one of ``path``, ``tasks``
+    and ``split``."""
     tasks: FilePath = ""
     """A folder of Harbor tasks, or one task, as in ``train``."""
+    split: str = ""
+    """A split of the environment server's tasks, as in ``train``."""
     every_steps: int = Field(default=20, ge=1)
     """Steps between two validations; the first is before step 1, the last after the last step. Default 20: a few per
     cent of the work with usual data sizes."""

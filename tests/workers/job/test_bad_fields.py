@@ -41,6 +41,14 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
         "may use it: spec.data.validation.sampling.minP",
     ),
     (
+        {"rollout.sampling": {"maxTokens": 8, "ignoreEos": True}, **PER_TURN},
+        "spec.rollout.sampling.ignoreEos: is set, but agent kind environment has turns, which would all go on to",
+    ),
+    (
+        {"algorithm": {"steps": 1, "maskTruncated": True, "filterTruncated": True}},
+        "spec.algorithm.filterTruncated: and maskTruncated are both set. Remove one: maskTruncated keeps",
+    ),
+    (
         {"data.validation": {"path": "v.jsonl", "sampling": {"minTokens": 9}}, "rollout.sampling": {"maxTokens": 8}},
         "spec.data.validation.sampling.minTokens: is 9, above the 8 tokens that a response may have. Lower it",
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from aiohttp import web
 
 import episodes
 from chat_tokenizer import chat_tokenizer
+from episodes import served
 from plaudit_job.load import load_job
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import AgentReward
@@ -408,21 +408,6 @@ async def test_an_agent_loop_that_would_spoil_training_is_refused(open_agent, pl
     assert body.sample.failure.outcome == "data_error"
     assert re.search(message, body.sample.failure.reason)
     assert body.sample.agent_reward is None
-
-
-@asynccontextmanager
-async def served(*routes):
-    """Serves an application on loopback; yields its URL."""
-    application = web.Application()
-    application.add_routes(routes)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[union-attr]
-    finally:
-        await runner.cleanup()
 
 
 class OpenEnv:

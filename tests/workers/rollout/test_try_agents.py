@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ from faulty_server import FaultyServer, Reply, Request, completion
 from harbor_tasks import write_sum_task
 from plaudit_sandbox import machine
 from plaudit_wire.errors import ConfigurationError
-from plaudit_workers.cli import main
+from plaudit_workers.cli import EXIT_INTERRUPTED, main
 from plaudit_workers.rollout import served
 from plaudit_workers.rollout.agents.tool_calls import ToolCallParser
 from plaudit_workers.rollout.served import TurnWriter
 from plaudit_workers.tokenizer import ChatTemplate
+from waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # transformers and torch warn when imported
 
@@ -170,6 +173,22 @@ def test_turns_of_a_file_are_played_with_the_jobs_tools_and_scored_and_saved(
     assert (lowest["score"], highest["score"]) == (0.0, 1.0)
     assert [turn["calls"][0]["tool"] for turn in json.loads(highest["turns_json"]) if turn.get("calls")] == ["look_up"]
     assert json.loads(highest["completion_json"])[0]["tool_calls"][0]["function"]["arguments"] == {"key": "a"}
+
+
+def test_sigterm_ends_the_trial_and_removes_its_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
+
+    def end_once_it_runs() -> None:
+        asyncio.run(until(lambda: any((folder / "tmp").glob("plaudit-try-*"))))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    write_job(folder, {"kind": "endpoint", "command": ["sleep", "60"]}, OF_AGENT)
+    ending = threading.Thread(target=end_once_it_runs)
+    ending.start()
+    assert main(["try", "job.yaml", "--rows", "1"]) == EXIT_INTERRUPTED
+    ending.join()
+    assert [*(folder / "tmp").glob("plaudit-try-*")] == []
 
 
 def test_without_a_policy_the_rows_own_answers_are_played(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

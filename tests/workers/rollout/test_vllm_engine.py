@@ -307,6 +307,15 @@ async def test_a_response_ends_with_its_end_token_or_is_cut(bench, tiny_models):
     assert {sample.finish_reason for sample in samples} == {"stop", "length"}
 
 
+async def test_a_stop_token_ends_a_response_and_the_models_end_need_not(bench, tiny_models):
+    await bench.load(tiny_models[1])
+    whole = (await bench.result(bench.submit(seed=3, max_tokens=40, ignore_eos=True))).response_ids
+    assert len(whole) == 40
+    token = whole[4]
+    sample = await bench.result(bench.submit(seed=3, max_tokens=40, ignore_eos=True, stop_token_ids=[token]))
+    assert (sample.response_ids, sample.finish_reason) == (whole[: whole.index(token) + 1], "stop")
+
+
 async def test_a_stop_text_ends_a_response_and_stays_part_of_it(bench, tiny_models):
     await bench.load(tiny_models[1])
     whole = (await bench.result(bench.submit(seed=3))).response_ids

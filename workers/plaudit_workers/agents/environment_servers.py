@@ -1,7 +1,8 @@
 """Use environments behind a URL, OpenEnv servers and resources servers of NeMo Gym, from the process of a sample.
 
 Imports aiohttp, so ``load`` imports this module late. A server is recognised by its routes, and asked for its tools in
-a fork. On both kinds the policy acts by tool calls.
+a fork. On all kinds the policy acts by tool calls; ``open_reward`` has the third kind. What a server sends is bounded
+like the answers of scorers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from plaudit_reward.http import bounded_body
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
@@ -35,6 +37,8 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _RESET_SHARE = 0.8
 """Of the limit of a call, in which a server that is unreachable or full is asked for a session again."""
+OPEN_REWARD_ROUTE = "/list_environments"
+"""A server of the Open Reward Standard has it."""
 _NO_TOOLS = frozenset({"/seed_session", "/verify", "/aggregate_metrics", "/mcp"})
 _MOST_CHARACTERS_OF_A_PROBLEM = 500
 Result = TypeVar("Result")
@@ -65,15 +69,38 @@ class Routes:
 
 
 def routes_of(source: EnvironmentServer) -> Routes:
-    """Read the routes of a server; raise ``ConfigurationError`` if it is unreachable or does not describe itself."""
-    return Routes(_ask_in_fork(source, lambda session: _get_json(session, f"{source.url.rstrip('/')}/openapi.json")))
+    """Read the routes of a server; raise ``ConfigurationError`` if it is unreachable or does not describe itself.
+
+    A server of the Open Reward Standard may be of any language, without ``/openapi.json``: it lists its environments.
+    """
+    url = source.url.rstrip("/")
+
+    async def document(session: aiohttp.ClientSession) -> Any:
+        try:
+            return await get_json(session, f"{url}/openapi.json")
+        except DataError:
+            await get_json(session, f"{url}{OPEN_REWARD_ROUTE}")
+            return {"paths": {OPEN_REWARD_ROUTE: {}}}
+
+    found = ask_in_fork(source, document)
+    if not isinstance(found, dict) or not isinstance(found.get("paths"), dict):
+        raise ConfigurationError(
+            f"the environment's server {source.url} sent no routes as /openapi.json: {shown(found)}"
+        )
+    return Routes(found)
 
 
-def _ask_in_fork(source: EnvironmentServer, ask: Callable[[aiohttp.ClientSession], Awaitable[Result]]) -> Result:
+def open_session(**settings: Any) -> aiohttp.ClientSession:
+    """Open connections whose responses ``bounded_body`` can bound: they are not compressed."""
+    headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
+    return aiohttp.ClientSession(headers=headers, auto_decompress=False, **settings)
+
+
+def ask_in_fork(source: EnvironmentServer, ask: Callable[[aiohttp.ClientSession], Awaitable[Result]]) -> Result:
     """Return what ``ask`` returns; it runs in a fork, since the template must not keep connections."""
 
     async def asked() -> Result:
-        async with asyncio.timeout(_ASK_WITHIN_S), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(_ASK_WITHIN_S), open_session() as session:
             return await ask(session)
 
     try:
@@ -82,12 +109,29 @@ def _ask_in_fork(source: EnvironmentServer, ask: Callable[[aiohttp.ClientSession
         raise ConfigurationError(f"the environment's server {source.url} cannot be used: {error}") from error
 
 
-async def _get_json(session: aiohttp.ClientSession, url: str) -> Any:
-    async with session.get(url, raise_for_status=True) as response:
-        return await response.json()
+async def get_json(session: aiohttp.ClientSession, url: str) -> Any:
+    """Return what a server sends at a URL; raise as ``checked_json`` does."""
+    async with session.get(url) as response:
+        return checked_json(url, response.status, await bounded_body(response))
 
 
-async def _begin_session(source: EnvironmentServer, attempt: Callable[[], Awaitable[Result]]) -> Result:
+def checked_json(url: str, status: int, body: bytes) -> Any:
+    """Return the JSON of a response; an empty body is an empty object.
+
+    Raises ``DataError`` for a request that the server refused and for what is no JSON, ``InfrastructureError`` for what
+    may pass.
+    """
+    if status >= 400:
+        said = body.decode(errors="replace")[:_MOST_CHARACTERS_OF_A_PROBLEM]
+        kind = InfrastructureError if status >= 500 or status == 429 else DataError
+        raise kind(f"{url} responded with status {status}: {said}")
+    try:
+        return json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{url} sent no JSON: {error}") from error
+
+
+async def begin_session(source: EnvironmentServer, attempt: Callable[[], Awaitable[Result]]) -> Result:
     """Repeat ``attempt`` with growing pauses while the server is unreachable or full, within the reset's time."""
     deadline = asyncio.get_running_loop().time() + _RESET_SHARE * source.timeout_s
     failures = 0
@@ -121,18 +165,19 @@ class ResourcesServer(Environment):
 
     def _route(self, description: Tool) -> LoadedTool:
         async def call(arguments: dict[str, Any], _: dict[str, Any]) -> ToolAnswer:
-            return ToolAnswer((await self._post(f"/{description.name}", arguments))[1])
+            content = (await self._post(f"/{description.name}", arguments))[1]
+            return ToolAnswer(content.decode(errors="replace"))
 
         return LoadedTool(description, call)
 
     async def reset(self, prompt: Prompt) -> Messages | None:
         """Open a session for the data row: the columns of ``extra_info``, and ``responses_create_params``."""
         # Addresses without a name, such as 127.0.0.1, get cookies only in an unsafe jar.
-        self._session = aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True))
+        self._session = open_session(cookie_jar=aiohttp.CookieJar(unsafe=True))
         tools = [{"type": "function", "strict": False, **schema["function"]} for schema in self._schemas]
         written = {"input": prompt_messages(prompt), "tools": tools}
         self._row = {"responses_create_params": written, **prompt.extra_info, **self._source.arguments}
-        await _begin_session(self._source, lambda: self._post_checked("/seed_session", self._row))
+        await begin_session(self._source, lambda: self._post_checked("/seed_session", self._row))
         return None
 
     async def finish(self, completion: Messages) -> float | None:
@@ -143,22 +188,17 @@ class ResourcesServer(Environment):
         reward: float | None = verified.get("reward")
         return reward
 
-    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         assert self._session is not None
         try:
             async with self._session.post(f"{self._source.url.rstrip('/')}{path}", json=body) as response:
-                return response.status, await response.text()
+                return response.status, await bounded_body(response)
         except (aiohttp.ClientError, OSError) as error:
             raise InfrastructureError(f"{self._source.url}{path}: {type(error).__name__}: {error}") from error
 
     async def _post_checked(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        status, text = await self._post(path, body)
-        problem = f"{self._source.url}{path} responded with status {status}: {text[:_MOST_CHARACTERS_OF_A_PROBLEM]}"
-        if status >= 500 or status == 429:
-            raise InfrastructureError(problem)
-        if status >= 400:
-            raise DataError(problem)
-        return _object(text, f"{self._source.url}{path}") if text else {}
+        url = f"{self._source.url}{path}"
+        return object_of(checked_json(url, *await self._post(path, body)), url)
 
 
 def _route_schema(routes: Routes, path: str) -> dict[str, Any] | None:
@@ -216,7 +256,7 @@ class OpenEnvServer(Environment):
 
     def __init__(self, source: EnvironmentServer, routes: Routes) -> None:
         self._source = source
-        schemas, self._has_mcp_tools = _ask_in_fork(source, lambda session: _actions(session, source.url.rstrip("/")))
+        schemas, self._has_mcp_tools = ask_in_fork(source, lambda session: _actions(session, source.url.rstrip("/")))
         self.tools = [self._action(Tool.of(schema, source.timeout_s)) for schema in schemas]
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -237,8 +277,8 @@ class OpenEnvServer(Environment):
     async def reset(self, prompt: Prompt) -> Messages | None:
         """Open a session and reset it with the prompt's seed and the data row; append the first observation."""
         arguments = {"seed": prompt.seed, **prompt.extra_info, **self._source.arguments}
-        self._session = aiohttp.ClientSession()
-        text = _observation_text(await _begin_session(self._source, lambda: self._open(arguments)))
+        self._session = open_session()
+        text = _observation_text(await begin_session(self._source, lambda: self._open(arguments)))
         return with_observation(prompt_messages(prompt), f"\n\n{text}") if text else None
 
     async def finish(self, completion: Messages) -> float | None:
@@ -261,12 +301,8 @@ class OpenEnvServer(Environment):
         return await self._ask("reset", arguments)
 
 
-def _object(text: str, where: str) -> dict[str, Any]:
+def object_of(content: Any, where: str) -> dict[str, Any]:
     """Return the JSON object that a server sent; raise ``DataError`` if it is none."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} sent no JSON: {error}") from error
     if not isinstance(content, dict):
         raise DataError(f"{where} sent {shown(content)}; it must send a JSON object")
     return content
@@ -280,7 +316,8 @@ async def _exchange(socket: aiohttp.ClientWebSocketResponse, method: str, data: 
         raise InfrastructureError(f"the connection to the environment ended: {error}") from error
     if message.type is not aiohttp.WSMsgType.TEXT:
         raise InfrastructureError("the environment closed the connection")
-    answer = _object(message.data, "the environment's socket")
+    where = "the environment's socket"
+    answer = object_of(checked_json(where, 200, message.data.encode()), where)
     problem = answer.get("data")
     if not isinstance(problem, dict):
         raise DataError(f"the environment's socket sent {shown(answer)}; it must send {{type: …, data: {{…}}}}")
@@ -294,7 +331,7 @@ async def _exchange(socket: aiohttp.ClientWebSocketResponse, method: str, data: 
 
 async def _actions(session: aiohttp.ClientSession, url: str) -> tuple[list[dict[str, Any]], bool]:
     """Return the tools that the policy may call, and True if they are MCP tools."""
-    schema = (await _get_json(session, f"{url}/schema"))["action"]
+    schema = (await get_json(session, f"{url}/schema"))["action"]
     properties = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
     # MCP actions reach a server only where its action is one of them, or the base class, which has no field of its own.
     if {"tool_name", "arguments"} <= properties.keys() or properties.keys() <= {"type"}:

@@ -218,22 +218,31 @@ def _load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
 def _load_server(source: EnvironmentServer) -> Environment:
     """Ask a server for its routes and actions."""
     # They need aiohttp, which most agents do without: its import is a third of the template's start.
-    from plaudit_workers.agents.environment_servers import OpenEnvServer, ResourcesServer, routes_of
+    from plaudit_workers.agents.environment_servers import OPEN_REWARD_ROUTE, OpenEnvServer, ResourcesServer, routes_of
+    from plaudit_workers.agents.open_reward import OpenRewardServer
 
     routes = routes_of(source)
     if {"/seed_session", "/verify"} <= routes.paths:
-        if source.spread:
-            raise ConfigurationError(
-                f"{source.spread}: a resources server of NeMo Gym keeps its sessions in one process, and "
-                "their requests would reach others. Set sessionAffinity: clientIP of this environment, or replicas: 1"
-            )
+        _refuse_spread(source, "a resources server of NeMo Gym")
         return ResourcesServer(source, routes)
+    if OPEN_REWARD_ROUTE in routes.paths:
+        _refuse_spread(source, "a server of the Open Reward Standard")
+        return OpenRewardServer(source)
     if "/schema" in routes.paths:
         return OpenEnvServer(source, routes)
     raise ConfigurationError(
         f"the server at {source.url} is no environment: an OpenEnv server has the route /schema, a resources server of "
-        f"NeMo Gym /seed_session and /verify; this one has {', '.join(sorted(routes.paths)[:20])}"
+        f"NeMo Gym /seed_session and /verify, one of the Open Reward Standard {OPEN_REWARD_ROUTE}; this one has "
+        f"{', '.join(sorted(routes.paths)[:20])}"
     )
+
+
+def _refuse_spread(source: EnvironmentServer, kind: str) -> None:
+    if source.spread:
+        raise ConfigurationError(
+            f"{source.spread}: {kind} keeps its sessions in one process, and their requests would reach others. "
+            "Set sessionAffinity: clientIP of this environment, or replicas: 1"
+        )
 
 
 def _has(found: Any, *names: str) -> bool:

@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from plaudit_reward.http import MAX_RESPONSE_BYTES, ConnectionLostError, ResponseTooLargeError
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
 from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, first_cause, function_schema, in_fork
 from plaudit_workers.agents.messages import McpServer, Tool
@@ -141,10 +142,40 @@ async def _client(server: McpServer) -> AsyncIterator[Any]:
             yield client
         return
     async with (
-        create_mcp_http_client(headers=dict(server.headers)) as http,
+        create_mcp_http_client(headers={"Accept-Encoding": "identity", **server.headers}) as http,
         Client(streamable_http_client(server.url, http_client=http)) as client,
     ):
+        http.event_hooks = {"response": [_bound]}
         yield client
+
+
+async def _bound(response: Any) -> None:
+    """Bound the body of a response; the client itself bounds each event of a stream."""
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        response.stream = _bounded_stream(response)
+
+
+def _bounded_stream(response: Any) -> Any:
+    import httpx2
+
+    class BoundedStream(httpx2.AsyncByteStream):
+        """Read a body; raise ``ResponseTooLargeError`` beyond the limit, ``ConnectionLostError`` if compressed."""
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise ConnectionLostError("the response is compressed")
+            size = 0
+            async for part in stream:
+                size += len(part)
+                if size > MAX_RESPONSE_BYTES:
+                    raise ResponseTooLargeError(f"the response is longer than {MAX_RESPONSE_BYTES} bytes")
+                yield part
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    stream = response.stream
+    return BoundedStream()
 
 
 def _address(server: McpServer) -> str:

@@ -96,7 +96,7 @@ class EnvironmentClass(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentServer(msgspec.Struct, frozen=True, tag=True):
-    """Name an environment behind a URL: an OpenEnv server or a resources server of NeMo Gym."""
+    """Name an environment behind a URL: a server of OpenEnv, NeMo Gym or the Open Reward Standard."""
 
     url: str
     arguments: dict[str, Any] = {}

@@ -361,11 +361,30 @@ async def opened_tools(job: RLJob, processes: AgentProcesses) -> list[Tool]:
     return tools
 
 
+def environment_server(job: RLJob) -> EnvironmentServer | None:
+    """Return the server that is the job's environment; None for a class.
+
+    ``arguments.secrets`` of a session are filled from the environment variables that they name. Raises
+    ``RefusedError`` if one is not set.
+    """
+    agent = job.spec.rollout.agent
+    url = environment_url(agent.environment) if agent.environment else agent.url
+    if not url:
+        return None
+    arguments = dict(agent.arguments)
+    if isinstance(secrets := arguments.get("secrets"), dict):
+        arguments["secrets"] = {
+            name: _filled(f"arguments.secrets.{name}", str(value)) for name, value in secrets.items()
+        }
+    spread = _spread_server(job, agent.environment)
+    return EnvironmentServer(url, arguments, agent.environment_timeout_seconds, spread)
+
+
 def _environment_source(job: RLJob) -> Source:
     agent = job.spec.rollout.agent
     limit_s = agent.environment_timeout_seconds
-    if url := environment_url(agent.environment) if agent.environment else agent.url:
-        return EnvironmentServer(url, agent.arguments, limit_s, _spread_server(job, agent.environment))
+    if server := environment_server(job):
+        return server
     model = job.spec.model.model_dump(mode="json")
     return EnvironmentClass(
         agent.path, agent.class_name, agent.arguments, agent.max_turns, limit_s, model, agent.sandbox
@@ -382,20 +401,20 @@ def _spread_server(job: RLJob, name: str) -> str:
 
 def _tool_source(tool: ToolSpec) -> Source:
     if tool.mcp is not None:
-        headers = {name: _filled(name, value) for name, value in tool.mcp.headers.items()}
+        headers = {name: _filled(f"tools: mcp.headers.{name}", value) for name, value in tool.mcp.headers.items()}
         return McpServer(tool.mcp.url, list(tool.mcp.command), tool.timeout_seconds, headers)
     if tool.config:
         return VerlTools(tool.config, tool.timeout_seconds)
     return FunctionTool(tool.path, tool.function, tool.timeout_seconds)
 
 
-def _filled(header: str, value: str) -> str:
+def _filled(field: str, value: str) -> str:
     """Replace ``${NAME}`` by the environment variable."""
 
     def variable(found: re.Match[str]) -> str:
         if (content := os.environ.get(found[1])) is None:
             raise RefusedError(
-                f"spec.rollout.agent.tools: mcp.headers.{header} needs the environment variable {found[1]}, which is "
+                f"spec.rollout.agent.{field} needs the environment variable {found[1]}, which is "
                 "not set. Set it for rollouts and trainer (on Kubernetes from a Secret, in their pod's env)"
             )
         return content

@@ -14,11 +14,13 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,11 +97,12 @@ def try_job(arguments: argparse.Namespace) -> int:
 async def _play(job: RLJob, arguments: argparse.Namespace) -> None:
     console = Console()
     reward = reward_without_servers(job.spec.reward.rewarding)
-    rows = list(first_rows(job, arguments.data, arguments.rows))
-    turns = [] if arguments.url or arguments.own_policy else _turns_of(rows, arguments.answers)
     async with AsyncExitStack() as stack:
+        stack.enter_context(_sigterm_as_ctrl_c())
         folder = await stack.enter_async_context(_run_folder())
         await stack.enter_async_context(environments_of(job, folder))
+        rows = list(first_rows(job, arguments.data, arguments.rows))
+        turns = [] if arguments.url or arguments.own_policy else _turns_of(rows, arguments.answers)
         began_s = time.monotonic()
         agent = await stack.enter_async_context(open_agent(job, folder))
         opened_s = time.monotonic() - began_s
@@ -140,6 +143,19 @@ async def _play(job: RLJob, arguments: argparse.Namespace) -> None:
     if arguments.save is not None:
         write_samples(_table(played), arguments.save)
         print(f"saved; read it with: plaudit samples {arguments.save}")
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Unwind at SIGTERM what the command has opened: its folder, servers and machines."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @asynccontextmanager

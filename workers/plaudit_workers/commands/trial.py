@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from plaudit_job.data_row import DataRow, data_row
@@ -23,12 +24,13 @@ from plaudit_job.load import load_job
 from plaudit_job.problem import JobError
 from plaudit_job.spec.rewards import RewardSpec
 from plaudit_job.spec.rljob import RLJob
-from plaudit_wire.errors import RefusedError
+from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample, ScoringRecord
 from plaudit_workers.data_files import VERL, RowForm, data_paths, files_of, raw_rows
 from plaudit_workers.launch.data_checks import data_problem
 from plaudit_workers.process import EXIT_DONE, model_servers
+from plaudit_workers.server_tasks import with_server_tasks
 from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import SampleInput
 
@@ -98,12 +100,16 @@ def first_rows(job: RLJob, data: Path | None, num_rows: int) -> Iterator[TriedRo
     """Yield the first rows of the job's training data, or of another file. Raise ``JobError`` for unusable data."""
     if data is None and not job.spec.trains:
         raise RefusedError("the job has no training data: give some with --data FILE")
-    path = str(data or data_paths(job.spec.data.train)[0])
     field = "--data" if data else "spec.data.train"
     form = RowForm.of_data(job.spec.data) if job.spec.trains else VERL
-    if problem := data_problem(field, path, form, job.spec.data.images if job.spec.trains else None):
-        raise JobError([problem])
-    return islice(_tried_rows(path, form), num_rows)
+    with TemporaryDirectory(prefix="plaudit-tasks-") as folder:
+        try:
+            path = str(data or data_paths(with_server_tasks(job, Path(folder)).spec.data.train)[0])
+        except ConfigurationError as error:
+            raise RefusedError(f"{field}.split: {error}") from error
+        if problem := data_problem(field, path, form, job.spec.data.images if job.spec.trains else None):
+            raise JobError([problem])
+        yield from islice(_tried_rows(path, form), num_rows)
 
 
 def _tried_rows(path: str, form: RowForm) -> Iterator[TriedRow]:

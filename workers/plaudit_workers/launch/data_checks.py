@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateSyntaxError
@@ -24,12 +26,13 @@ from plaudit_job.spec.rewards import ScorerSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_reward.rules.scorer import ground_truth_problem, rule_of
-from plaudit_wire.errors import RefusedError, described
+from plaudit_wire.errors import ConfigurationError, RefusedError, described
 from plaudit_workers.agents.processes import described_tools
 from plaudit_workers.data_facts import DataFacts, FactsOfRows
 from plaudit_workers.data_files import VERL, NumberedRow, RowError, RowForm, checked_rows
 from plaudit_workers.images import ImageError, ImageProcessor, UnstoredImages, row_files
 from plaudit_workers.launch.checks import hub_cache
+from plaudit_workers.server_tasks import data_splits, with_server_tasks
 
 if TYPE_CHECKING:
     from plaudit_workers.tokenizer import ChatTemplate
@@ -68,13 +71,34 @@ def check_data(job: RLJob, broken: Sequence[str] = (), *, renders: bool = True) 
     if renders and not any(is_within(name, ("spec.model", "spec.rollout.agent")) for name in broken):
         renderer = _checked_renderer(job, report)
     facts = FactsOfRows()
+    with TemporaryDirectory(prefix="plaudit-tasks-") as folder:
+        job = _with_server_tasks(job, Path(folder), report)
+        _check_sections(job, report, renderer, facts)
+    report.facts = facts.facts()
+    return report
+
+
+def _with_server_tasks(job: RLJob, folder: Path, report: DataReport) -> RLJob:
+    """Return the job with the tasks of its environment's server, where that answers before the run."""
+    name = next((name for name, _ in data_splits(job)), "")
+    if not name:
+        return job
+    if job.spec.rollout.agent.environment:
+        report.notes.append(Problem(name, "a run starts the environment's server, which has the tasks", "Not read yet"))
+        return job
+    try:
+        return with_server_tasks(job, folder)
+    except (ConfigurationError, RefusedError) as error:
+        report.problems.append(Problem(name, *_halves(str(error))))
+        return job
+
+
+def _check_sections(job: RLJob, report: DataReport, renderer: PromptRenderer | None, facts: FactsOfRows) -> None:
     for name, (path, section) in data_sections(job).items():
         pass_ = _Pass(job, section, renderer, facts if section is job.spec.data.train else None)
         problem = pass_.problem(name, path)
         report.problems += [problem] if problem else pass_.rules.problems(name, path)
         report.notes += [] if report.problems else pass_.notes(name, path)
-    report.facts = facts.facts()
-    return report
 
 
 def data_sections(job: RLJob) -> dict[str, tuple[str, TrainDataSpec]]:
@@ -86,12 +110,13 @@ def data_sections(job: RLJob) -> dict[str, tuple[str, TrainDataSpec]]:
     if data.validation is not None:
         own = data.validation
         section = TrainDataSpec(path=own.source, max_prompt_length=data.train.max_prompt_length)
-        sections[f"spec.data.validation.{_field(own)}"] = (own.source, section)
+        if own.source:
+            sections[f"spec.data.validation.{_field(own)}"] = (own.source, section)
     return sections
 
 
 def _field(section: TrainDataSpec | ValidationDataSpec) -> str:
-    return "path" if section.path or not section.tasks else "tasks"
+    return next((name for name in ("split", "tasks") if getattr(section, name)), "path")
 
 
 def data_problem(name: str, path: str, form: RowForm = VERL, images: ImagesSpec | None = None) -> Problem | None:

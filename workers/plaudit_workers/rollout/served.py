@@ -242,4 +242,8 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
         parameters["top_k"] = sampling.top_k
     if sampling.stop:
         parameters["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.ignore_eos:
+        parameters["ignore_eos"] = True
     return parameters

@@ -96,6 +96,8 @@ def _sampling_parameters(request: SampleRequest) -> SamplingParams:
         logprobs=0,
         flat_logprobs=True,
         stop=sampling.stop or None,
+        stop_token_ids=sampling.stop_token_ids or None,
+        ignore_eos=sampling.ignore_eos,
         detokenize=bool(sampling.stop),  # vLLM looks for stop texts in the text
         skip_special_tokens=False,  # one of them may be a stop text; nobody reads vLLM's text
         spaces_between_special_tokens=False,

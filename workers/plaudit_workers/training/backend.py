@@ -55,6 +55,7 @@ class TorchBackend:
     def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path, redis_url: str = "") -> None:
         self._advantage = job.spec.algorithm.advantage
         self._mask_truncated = job.spec.algorithm.mask_truncated
+        self._filter_truncated = job.spec.algorithm.filter_truncated
         per_turn = job.spec.algorithm.advantage_per == "turn"
         self._turn_weights = job.spec.reward.environment_weights if per_turn else None
         loss = job.spec.algorithm.loss
@@ -92,6 +93,7 @@ class TorchBackend:
             penalty,
             self._turn_weights,
             mask_truncated=self._mask_truncated,
+            filter_truncated=self._filter_truncated,
         )
         if (divergence := batch.statistics.get("actor/reward_kl_penalty")) is not None:
             self._kl.update(divergence, len({(sequence.group, sequence.index) for sequence in batch.sequences}))

@@ -152,7 +152,7 @@ class GroupIntake:
     def training(self) -> list[ReadyGroup]:
         """Return the training groups in the order in which they became ready, as the schedule needs them."""
         flights = self._state.ledger.train.in_flight
-        return [summary(group, flights[group.id]) for group in self._of("train")]
+        return [summary(group, flights[group.id], self._run.plan.filter_truncated) for group in self._of("train")]
 
     def validation(self) -> list[Group]:
         """Return the validation groups."""
@@ -196,12 +196,21 @@ def sampled_versions(group: Group) -> set[PolicyVersion]:
     }
 
 
-def summary(group: Group, flight: GroupInFlight) -> ReadyGroup:
-    """Reduce a group to what the schedule needs."""
+def summary(group: Group, flight: GroupInFlight, filter_truncated: bool = False) -> ReadyGroup:
+    """Reduce a group to what the schedule needs.
+
+    Args:
+        filter_truncated: samples that ended at a limit count as such without a score.
+    """
     num_failed = sum(map(has_failed, group.samples))
-    scores = [sample.scoring.value for sample in group.samples if sample.scoring and sample.scoring.value is not None]
-    uniform = len(scores) > 1 and min(scores) == max(scores)
+    scored = [each for each in group.samples if each.scoring is not None and each.scoring.value is not None]
+    kept = {each.scoring.value for each in scored if each.scoring and not (filter_truncated and _is_truncated(each))}
+    uniform = len(scored) > 1 and len(kept) < 2
     return ReadyGroup(flight, len(group.samples), num_failed, trainable=group.phase == "ready", uniform=uniform)
+
+
+def _is_truncated(sample: GroupSample) -> bool:
+    return sample.body is not None and sample.body.generation.finish_reason == "length"
 
 
 @dataclass(frozen=True)

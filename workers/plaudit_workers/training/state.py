@@ -238,6 +238,8 @@ class RunPlan:
     """The drift of a scorer is watched."""
     sandboxes: SandboxesSpec | None = None
     """The machines of samples; None: samples have none."""
+    filter_truncated: bool = False
+    """A sample that ended at a limit counts as one without a score."""
     skip_solved: SolvedRule | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""
     retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
@@ -279,6 +281,7 @@ class RunPlan:
             auditors=spec.reward.auditors,
             watches_drift=bool(spec.reward.watched),
             sandboxes=spec.sandboxes if spec.uses_sandboxes else None,
+            filter_truncated=algorithm.filter_truncated,
             skip_solved=None if solved is None else SolvedRule(solved.threshold, solved.min_visits),
         )
 
@@ -290,6 +293,8 @@ def _sampling(section: SamplingSpec) -> Sampling:
         top_p=section.top_p,
         top_k=section.top_k,
         stop=list(section.stop),
+        stop_token_ids=list(section.stop_token_ids),
+        ignore_eos=section.ignore_eos,
     )
 
 
@@ -301,6 +306,8 @@ def _validation_sampling(section: ValidationSamplingSpec, training: SamplingSpec
         top_p=section.top_p,
         top_k=section.top_k,
         stop=list(training.stop),
+        stop_token_ids=list(training.stop_token_ids),
+        ignore_eos=section.ignore_eos,
         min_p=section.min_p,
         repetition_penalty=section.repetition_penalty,
         min_tokens=section.min_tokens,

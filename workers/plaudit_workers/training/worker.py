@@ -25,6 +25,7 @@ from plaudit_workers.process import (
     ProcessSettings,
     exit_when_stopped,
 )
+from plaudit_workers.server_tasks import with_server_tasks
 from plaudit_workers.service.build import has_group_scorers
 from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams, expire_run, keep_run
@@ -137,7 +138,9 @@ async def _conduct(
 
     plan = RunPlan.from_job(job)
     if job.spec.rollout.agent.environment:
-        await await_environments(job)  # it describes its tools
+        await await_environments(job)  # it describes its tools, and may have the tasks
+    with prepared("the tasks of the environment's server", settings.run_folder):
+        job = await asyncio.to_thread(with_server_tasks, job, settings.run_folder)
     with prepared("the tools of spec.rollout.agent", settings.run_folder):
         tools = await described_tools(job)
     with prepared("the chat template and the images' processor of spec.model", settings.run_folder):

@@ -63,6 +63,8 @@ def test_a_cut_response_counts_in_its_groups_advantages_and_is_not_trained(make_
     assert [sequence.index for sequence in masked.sequences] == [0, 1]
     assert [sequence.advantage for sequence in masked.sequences] == pytest.approx([-0.2, 0.0])
     assert [sequence.index for sequence in whole.sequences] == [0, 1, 2]
+    filtered = make_batch([group], "drGrpo", 1.0, filter_truncated=True)
+    assert [sequence.advantage for sequence in filtered.sequences] == pytest.approx([-0.1, 0.1])
 
 
 def test_a_sample_that_was_never_generated_is_left_out(make_groups):

@@ -157,6 +157,7 @@ def make_batch(
     turn_weights: Mapping[str, float] | None = None,
     *,
     mask_truncated: bool = False,
+    filter_truncated: bool = False,
 ) -> TrainingBatch:
     """Turn groups into a batch, whose ``sequences`` are empty if no sample can be trained on.
 
@@ -166,9 +167,11 @@ def make_batch(
         turn_weights: scorers that read the environment's reward → their weights, for advantages of turns; None: one
             advantage a sample.
         mask_truncated: samples that ended at a limit count in the advantages of others only.
+        filter_truncated: they count nowhere, as samples without a score.
     """
     weights = turn_weights or {}
     scored = [sample for number, group in enumerate(groups) for sample in _scored_samples(group, number, weights)]
+    scored = [sample for sample in scored if not (filter_truncated and sample.is_truncated)]
     scores = np.array([sample.score for sample in scored], dtype=np.float64)
     num_tokens = np.array([_num_chosen(sample.body) for sample in scored], dtype=np.int64)
     # Groups are numbered without holes: one that lost all its samples must not count as a group.
