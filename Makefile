@@ -5,6 +5,8 @@ BIN := .venv/bin
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
 OF_PARTS := $(patsubst %,--ignore %,$(wildcard tests/e2e*))
+LOCAL := whole or bench or broken or long
+marked = $(shell grep -rlE --include 'test_*.py' --exclude-dir e2e 'pytest\.mark\.($(1))\b' tests)
 PARTS := client wire job metrics sandbox reward model_server workers operator
 # GPU=1 installs vLLM's GPU build; an environment that holds it keeps it, and GPU= goes back to the CPU build.
 GPU ?= $(if $(wildcard .venv/installed-gpu),1)
@@ -64,7 +66,7 @@ check: install ## format, lint, types, import order, generated files, links of t
 	$(BIN)/python docs/site/build.py --check
 
 test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (10 minutes)
-	$(TESTS) $(OF_PARTS) -m "not engines and not bench and not broken"
+	$(TESTS) $(OF_PARTS) -m "not (engines or containers or $(LOCAL))"
 
 MINUTES ?= 10
 fuzz: install ## random input at each door for a time (MINUTES, 10): an hour a door with MINUTES=60
@@ -79,9 +81,9 @@ test-engines: install ## the tests that start vLLM, Ray, served models, or a tra
 test-gpu: ## the trainer's and reward models' ways on a GPU (a machine with one, in an environment with GPU=1)
 	$(BIN)/pytest -q $(shell ls -d tests/*/*/test_on_gpu.py tests/*/*/*/test_on_gpu.py)
 
-# The shortened benchmarks and the broken runs lie beside the tests of their parts.
-e2e-local: install promtool ## whole runs on this machine: kills, outages, alerts, the examples, a model that learns; shortened benchmarks (minutes)
-	$(TESTS) tests/e2e $(shell grep -rlE --include 'test_*.py' --exclude-dir e2e 'pytest.mark.(bench|broken)' tests)
+# The shortened benchmarks, the broken runs and the long tests lie beside the tests of their parts.
+e2e-local: install promtool chromium ## whole runs on this machine: kills, outages, alerts, the examples, a model that learns; shortened benchmarks and long tests (minutes)
+	$(TESTS) tests/e2e $(call marked,bench|broken|long) -m "$(LOCAL)"
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4
@@ -120,7 +122,7 @@ generate: install ## write the generated files anew
 # The tests wait most of the time, so that two processes share them, each with a cluster of its own.
 e2e: install $(if $(PLAUDIT_E2E_KUBECONFIG),,cluster-build) ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
 	PLAUDIT_E2E=1 $(BIN)/pytest -q --durations 20 $(if $(PLAUDIT_E2E_KUBECONFIG),,--numprocesses 2 --no-loadscope-reorder) tests/e2e_cluster
-	$(BIN)/pytest -q tests/sandbox/test_container.py
+	$(BIN)/pytest -q $(call marked,containers) -m containers
 
 controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, Kueue, KubeRay, metrics-server, Prometheus
 	@tests/cluster/controllers/controllers build

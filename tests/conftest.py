@@ -69,6 +69,9 @@ ROOMS = {
     "tests/workers/rollout/test_tools.py": "tools",
     "tests/reward/attacks/test_wrong_programs.py": "attacks",
     "tests/workers/stream/test_invariants.py": "search",
+    "tests/docs/test_house.py": "product modules",
+    "tests/docs/test_modules.py": "product modules",
+    "tests/docs/test_names.py": "product modules",
 }
 """Files that share something expensive (a Ray, a Chromium, a run, a vLLM, a server that forks ranks) and so belong into
 one process, and files that take long; the longest rooms first. The first prefix that fits is a file's."""
@@ -76,11 +79,13 @@ one process, and files that take long; the longest rooms first. The first prefix
 
 @pytest.hookimpl(tryfirst=True)  # before the choice by -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the rooms in their order, so that the processes end at about the same time; marks tests with Ray."""
+    """Begins with the rooms in their order, so that the processes end about the same time; marks Ray and whole runs."""
     starts = list(ROOMS)
     for item in items:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.engines)
+        if item.nodeid.startswith("tests/e2e/"):
+            item.add_marker(pytest.mark.whole)
 
     def place(item: pytest.Item) -> int:
         return next((number for number, start in enumerate(starts) if item.nodeid.startswith(start)), len(starts))

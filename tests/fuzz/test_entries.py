@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import msgspec
+import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ FIELDS = st.dictionaries(
 )
 
 
+@pytest.mark.long
 @settings(suppress_health_check=list(HealthCheck))
 @given(st.sampled_from([NAMES.samples, NAMES.events, NAMES.prompts]), st.lists(FIELDS, min_size=1, max_size=3))
 def test_an_entry_that_cannot_be_read_costs_itself(

@@ -121,6 +121,7 @@ def test_redis_that_is_away_explains_everything_else() -> None:
     )
 
 
+@pytest.mark.long
 async def test_a_paused_redis_is_named_and_no_worker_looks_alive(run_name: str, tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "redis")
     server.start()

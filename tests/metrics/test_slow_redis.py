@@ -23,6 +23,7 @@ def port_of(server: RedisServer) -> int:
     return int(server.url.rsplit(":", 1)[1].partition("/")[0])
 
 
+@pytest.mark.long
 async def test_a_slow_redis_is_slow_and_not_away_while_it_lasts(
     redis_server: RedisServer, run_name: str, tmp_path: Path
 ) -> None:

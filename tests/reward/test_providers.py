@@ -60,6 +60,7 @@ def verified(machines: RunMachines, sample: Sample) -> Score:
     return asyncio.run(VerifierScorer("tests", machines, 1).score(sample, Attempt(120.0)))
 
 
+@pytest.mark.containers
 @IN_CONTAINERS
 def test_samples_in_containers_earn_what_they_left_and_end_with_their_group(
     machines: RunMachines, tmp_path: Path
@@ -100,6 +101,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.containers
 @IN_CONTAINERS
 @pytest.mark.parametrize("when", ["during", "after"])
 def test_a_killed_rollout_s_container_goes_with_its_folder(machines: RunMachines, tmp_path: Path, when: str) -> None:

@@ -19,7 +19,7 @@ from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import DataError, InfrastructureError
 from waiting import until
 
-pytestmark = pytest.mark.skipif(bool(why_none()), reason=why_none())
+pytestmark = [pytest.mark.containers, pytest.mark.skipif(bool(why_none()), reason=why_none())]
 LIMITS = MachineLimits(
     memory_bytes=128 << 20, disk_bytes=24 << 20, processes=48, file_bytes=16 << 20, output_bytes=2000
 )

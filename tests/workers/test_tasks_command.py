@@ -100,6 +100,7 @@ IN_ITS_WORKDIR = {
 IN_CONTAINERS = pytest.mark.skipif(bool(why_none()), reason=why_none())
 
 
+@pytest.mark.containers
 @IN_CONTAINERS
 def test_tasks_with_an_image_run_in_containers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_task(
@@ -115,6 +116,7 @@ def test_tasks_with_an_image_run_in_containers(tmp_path: Path, capsys: pytest.Ca
     )
 
 
+@pytest.mark.containers
 @IN_CONTAINERS
 def test_an_image_is_built_once_for_equal_environments_and_then_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -139,6 +141,7 @@ def test_an_image_is_built_once_for_equal_environments_and_then_used(
         find_engine().remove_images(image)
 
 
+@pytest.mark.containers
 @IN_CONTAINERS
 def test_an_image_that_cannot_be_built_is_shown_with_its_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -190,6 +190,7 @@ def matrix_test(step_s: float, scenarios: list[str], coarse: bool = False) -> di
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", TURNS)
 def test_alerts_fire_where_they_must_and_only_there_and_once(promtool: str, tmp_path: Path, turn: int) -> None:
     run_matrix(
@@ -197,11 +198,13 @@ def test_alerts_fire_where_they_must_and_only_there_and_once(promtool: str, tmp_
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(settings().max_examples < 40, reason="3 s of a core: from 40 examples on, as in CI")
 def test_steps_of_an_hour_are_no_exception(promtool: str, tmp_path: Path) -> None:
     run_matrix(promtool, tmp_path, RULES, [matrix_test(HOUR, list(OF_HOURS), coarse=True)])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(settings().max_examples < 40, reason="10 s of a core: from 40 examples on, as in CI")
 def test_grafanas_rules_fire_where_prometheus_rules_do(promtool: str, tmp_path: Path) -> None:
     """Grafana knows no recorded series and does not keep an alert firing; the rest is the same."""

@@ -88,6 +88,7 @@ def test_a_report_leads_there_too(tab: Tab, audited: Path, tmp_path: Path) -> No
     shows_the_auditor(tab, audited)
 
 
+@pytest.mark.long
 def test_axe_finds_nothing_wrong_with_an_auditor(tab: Tab, audited: Path, make_site: Callable[..., Site]) -> None:
     tab.open(make_site([], audited).url)
     tab.until(AUDITS)

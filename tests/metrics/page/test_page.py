@@ -193,6 +193,7 @@ def test_a_narrow_phone_never_scrolls_sideways(tab: Tab, site: Site, address: st
     assert tab.complaints == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_axe_finds_nothing_wrong(overview: Tab, site: Site, width: int, dark: bool) -> None:
     overview.look_like(width, 900, dark=dark)
@@ -299,6 +300,7 @@ _INK = """(() => {
 """Share of the first chart that is painted."""
 
 
+@pytest.mark.long
 def test_500_steps_and_20_scorers_can_be_read_on_a_screen_and_on_a_phone(
     make_site: Callable[[Sequence[str]], Site], tab: Tab
 ) -> None:

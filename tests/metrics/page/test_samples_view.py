@@ -192,6 +192,7 @@ def test_samples_of_the_open_step_are_listed_without_texts(
     assert tab.complaints == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("address", ["#/samples", "#/sample/6/t-25-1.0/2"])
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False)])
 def test_the_view_is_accessible_and_fits_its_screen(tab: Tab, site: Site, address: str, width: int, dark: bool) -> None:

@@ -378,6 +378,7 @@ def test_verls_code_sources_have_the_rule() -> None:
     assert RULE_ARGUMENTS["code"].read({"cases": 0}) == CodeOptions(cases=0)
 
 
+@pytest.mark.long
 def test_a_program_that_waits_for_a_processor_uses_no_time(worker: Worker) -> None:
     busy = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(NUM_BUSY)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from plaudit_job.rules.arguments import CodeOptions
 from plaudit_reward.code.scorer import CodeScorer
 from plaudit_reward.scorer import Attempt
@@ -17,6 +19,7 @@ RIGHT_HERE = ("sys.stdin.buffer.read()", "open(0)")
 """Programs with these read their input, and fail in verl."""
 
 
+@pytest.mark.long
 async def test_every_program_of_the_table_scores_as_in_verl() -> None:
     scorer = CodeScorer("code", CodeOptions(), processes=2)
     await scorer.open()

@@ -201,6 +201,7 @@ def test_the_limit_of_open_files_is_raised_or_the_reason_is_given(hard: str, wor
     assert words in run.stdout + run.stderr
 
 
+@pytest.mark.long
 async def test_two_thousand_requests_are_in_flight_at_a_time(make_client: Client) -> None:
     everybody, waiting = asyncio.Event(), 0
 

@@ -107,6 +107,7 @@ class Witness:
         return max(sum(begin <= other < begin + window_s for other in times) for begin in times)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limits", [{"requests": 40}, {"requests": 50, "tokens": 300, "concurrency": 6}])
 async def test_no_window_of_several_processes_holds_more_than_the_budget(
     hungry: Any, redis: Redis, run_name: str, limits: dict[str, int]

@@ -25,6 +25,7 @@ def write_samples(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.long
 async def test_killed_it_goes_on_and_no_sample_is_scored_or_written_twice(start_service: Any, tmp_path: Path) -> None:
     samples, output = write_samples(tmp_path / "samples.jsonl", 39), tmp_path / "scores.jsonl"
     with samples.open("a") as file:

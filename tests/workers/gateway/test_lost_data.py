@@ -67,6 +67,7 @@ def running(role: str, environment: dict[str, str]) -> Iterator[None]:
         process.wait()
 
 
+@pytest.mark.long
 async def test_callers_get_their_results_though_redis_lost_its_data(lossy: Any) -> None:
     redis, url = lossy
     random.seed(7)

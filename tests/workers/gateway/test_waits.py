@@ -112,6 +112,7 @@ async def test_lost_groups_are_queued_once(start_service: Any, start_gateway: An
             assert len((await scoring).json()["results"]) == count
 
 
+@pytest.mark.long
 async def test_delivered_results_make_room_before_anybody_waits(
     start_service: Any, start_gateway: Any, tmp_path: Path
 ) -> None:

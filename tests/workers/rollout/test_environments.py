@@ -609,6 +609,7 @@ async def test_a_class_that_is_no_environment_is_refused(open_agent) -> None:
             await open_agent(url=url)
 
 
+@pytest.mark.long
 async def test_samples_draw_numbers_of_their_own_and_a_resume_repeats_them(open_agent, class_file, tokenizer, play):
     async def draws(agent, seed):
         _, body = await play(agent, call("draw"), "Done.", seed=seed)

@@ -308,6 +308,7 @@ async def ends(processes):
         return {**dict(zip(hostile, await running, strict=True)), "neighbour": counted}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ENDS)
 async def test_a_hostile_tool_ends_with_a_typed_outcome(ends, name) -> None:
     if name not in ends:
@@ -318,6 +319,7 @@ async def test_a_hostile_tool_ends_with_a_typed_outcome(ends, name) -> None:
     assert len(ends[name].text) <= 1 << 20
 
 
+@pytest.mark.long
 async def test_the_sample_beside_them_keeps_its_process_and_its_state(ends) -> None:
     counted = ends["neighbour"]
     assert [(end.outcome, end.text) for end in counted] == [("ok", str(n + 1)) for n in range(len(counted))]

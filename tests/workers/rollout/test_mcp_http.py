@@ -163,6 +163,7 @@ def test_a_slow_server_is_a_timeout_and_the_sample_goes_on(with_tools: Callable)
     with_tools(use, 3.0)
 
 
+@pytest.mark.long
 def test_a_restarted_server_fails_the_calls_that_need_it_and_no_later_one(with_tools: Callable, server: Server) -> None:
     async def use(call: Callable) -> None:
         assert (await call("count")).outcome == "ok"

@@ -60,6 +60,7 @@ def drawn_turn(draw: random.Random) -> str:
     return text + "".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 async def test_all_limits_hold_together_in_random_conversations(processes: AgentProcesses, seed: int) -> None:
     draw, tokenizer = random.Random(seed), chat_tokenizer()

@@ -403,6 +403,7 @@ server.run()
 """
 
 
+@pytest.mark.long
 async def test_the_tools_of_an_mcp_server_are_called_in_a_session_of_each_sample(open_agent, hold, tmp_path) -> None:
     (tmp_path / "numbers_server.py").write_text(MCP_SERVER)
     source = McpServer(command=[sys.executable, str(tmp_path / "numbers_server.py")])

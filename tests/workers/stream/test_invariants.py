@@ -41,6 +41,7 @@ def machine(*arguments: Any) -> Any:
     return machine_of(Machine, World, *arguments)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", SEEDED_BUGS)
 def test_the_search_finds_a_seeded_bug(address: RedisAddress, bug: str) -> None:
     file, edits = SEEDED_BUGS[bug]

@@ -190,6 +190,7 @@ def killed_at(number: int, folder: Path, write: Callable[[], object]) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.long
 def test_sigkill_at_each_point_of_a_save_leaves_the_old_or_the_new_state_whole(make_job, make_groups, tmp_path):
     folder, backup = tmp_path / "checkpoints", tmp_path / "backup"
     policy, loaded = build_model(make_job({})), build_model(make_job({}))

@@ -300,6 +300,7 @@ sinks.close()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_helper_process_that_dies_or_hangs_costs_its_figures_alone(tmp_path, sent):
     (tmp_path / "demo-1").mkdir()

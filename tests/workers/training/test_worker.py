@@ -25,6 +25,7 @@ print(torch._C._accelerator_getAllocatorSettings())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("own", "expected"),
     [

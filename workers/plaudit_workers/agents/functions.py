@@ -14,6 +14,7 @@ import json
 import math
 import operator
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -78,10 +79,12 @@ def attribute_of(module: ModuleType, name: str) -> Any:
 
 def describe(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
     """Return a function's description in OpenAI's format, made of its type hints and docstring."""
-    from transformers.utils.chat_template_utils import get_json_schema
+    from transformers.utils import chat_template_utils
 
+    # It would import torch (2 s, 450 MB) for hints of torch.Tensor, which a function has only if torch is imported.
+    vars(chat_template_utils)["is_torch_available"] = lambda: "torch" in sys.modules
     try:
-        return dict(get_json_schema(function))
+        return dict(chat_template_utils.get_json_schema(function))
     except Exception as error:  # transformers raises several kinds, for the docstring and for the type hints
         raise ConfigurationError(
             f"{name} {where} cannot be described to the model: {error} Give every parameter a type "

@@ -79,6 +79,7 @@ async def test_audits_reach_the_figures_of_later_steps(
     assert last["audit/opposite/groups"] + last["audit/opposite/waiting"] == 8 * 4
 
 
+@pytest.mark.long
 async def test_kills_of_each_role_lose_no_audit_and_repeat_none(
     simulation: Simulation, make_plan: Callable[..., RunPlan], audited: Callable[[float], dict[str, AuditSpec]]
 ) -> None:

@@ -135,6 +135,7 @@ async def test_the_stored_samples_of_a_step_that_was_interrupted_twice_are_whole
         assert {row["incarnation"] for row in rows} == ({1, 2, 3} if record.step == 2 else {record.incarnation})
 
 
+@pytest.mark.long
 async def test_a_trainer_process_that_gets_sigkill_loses_nothing(simulation: Any) -> None:
     plan = {"steps": 12, "staleness": 1, "mini_batches": 2, "checkpoint_every_steps": 3}
     settings = {"plan": plan, "update_s": 0.08}

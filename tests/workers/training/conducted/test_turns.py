@@ -111,6 +111,7 @@ async def test_no_rollout_falls_asleep_while_another_one_takes_its_memory(sharin
     assert (Alone.overlaps, Sharing.disturbed) == (0, 0)
 
 
+@pytest.mark.long
 async def test_after_an_outage_that_hid_all_heartbeats_an_update_waits_for_them(
     sharing: Any, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_server: RedisServer
 ) -> None:
@@ -253,6 +254,7 @@ async def test_no_reward_model_holds_memory_during_an_update_and_none_is_asked_i
     assert all(step.statistics["reward_pipeline/outcome/scored"] == step.num_samples for step in sharing.steps())
 
 
+@pytest.mark.long
 async def test_a_worker_that_dies_leaves_reward_models_their_turns(sharing: Any, make_plan: MakePlan) -> None:
     chance = random.Random(3)
     plan = make_plan(steps=6, rollouts_sleep=True, models_sleep=True, staleness=1, mini_batches=2)

@@ -46,6 +46,7 @@ def with_behaviour(batch, logprobs):
     return dataclasses.replace(batch, sequences=tuple(sequences))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "correction", "aggregation"),
     [
