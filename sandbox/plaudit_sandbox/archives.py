@@ -16,6 +16,7 @@ from plaudit_wire.errors import DataError, InfrastructureError
 _LARGEST_LOGS_BYTES: Final = 64 << 20
 """What is read of ``/logs/verifier`` in search of the reward."""
 _PAGE_BYTES: Final = 4096
+_MOST_ENTRIES: Final = 500_000
 _LONGEST_PATH: Final = 4000
 """Linux opens paths of up to 4,095 bytes; a folder of ours comes before it."""
 
@@ -82,7 +83,9 @@ def copy_files(source: IO[bytes], to: IO[bytes], folders: Iterable[str], most_by
             # Both GNU's and BusyBox's tar read its long names, whatever bytes these hold.
             tarfile.open(fileobj=to, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as written,
         ):
-            for member in read:
+            for number, member in enumerate(read):
+                if number >= _MOST_ENTRIES:
+                    raise FilesTooLargeError(f"the machine holds more than {_MOST_ENTRIES} files and folders")
                 room.take(max(member.size, _PAGE_BYTES) if member.isreg() else _PAGE_BYTES)
                 if len(member.name) > _LONGEST_PATH:
                     raise FilesTooLargeError(f"a path of the machine has more than {_LONGEST_PATH} characters")

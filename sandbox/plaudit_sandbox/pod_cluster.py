@@ -217,7 +217,7 @@ class PodProcess:
         return len(data)
 
     def end_input(self) -> None:
-        """Close its standard input, where the API server can (1.30 and newer)."""
+        """Close its standard input, where the API server can (1.30 and newer); BusyBox's tar waits for it."""
         if self._socket.getsubprotocol() == _V5:
             self._send(bytes([_CLOSE, _STDIN]))
 

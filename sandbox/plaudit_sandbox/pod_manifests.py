@@ -379,6 +379,11 @@ def has_ended(pod: Object, container: str) -> bool:
     return bool(_terminated(_status(pod, container)))
 
 
+def ran_out_of_memory(pod: Object, container: str) -> bool:
+    """Tell whether a container ended at its limit of memory."""
+    return _terminated(_status(pod, container)).get("reason") == "OOMKilled"
+
+
 def start_problem(pod: Object) -> tuple[str, bool]:
     """Return what keeps a pod from starting, as Kubernetes says it, and whether it is over."""
     status = pod["status"]
@@ -411,6 +416,8 @@ def ending_of(pod: Object) -> Ending | str:
     words = _words(status)
     if status.get("reason") == "Evicted" and "exceed" in words and "node was low" not in words:
         return "disk"
+    if ran_out_of_memory(pod, KEEPER):
+        return "disk"  # it had more files to list than any task needs
     if status.get("phase") != "Running" or "deletionTimestamp" in pod["metadata"]:
         return words or (f"it is {status.get('phase')}" if status.get("phase") != "Running" else "it is being deleted")
     if any(

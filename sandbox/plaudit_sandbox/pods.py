@@ -54,6 +54,7 @@ from plaudit_sandbox.pod_manifests import (
     has_ended,
     is_running,
     program_folders,
+    ran_out_of_memory,
     renewal,
     reported_by_image,
     start_problem,
@@ -141,15 +142,14 @@ class PodMachine:
     def disk_bytes(self) -> int:
         """Return the space of the folders that the agent may write to, with what the image had there.
 
-        More than the limit where Kubernetes has ended the pod for its size.
+        More than the limit where Kubernetes has ended the pod for its size, and for what cannot be counted.
         """
         if ending_of(pod := self._cluster.read(self.name)) == "disk":
             return self.limits.disk_bytes + 1
         _raise_if_lost(self.name, pod)
         counted = _answer(self._cluster, self.name, KEEPER, f"du -sk {FILES} 2>/dev/null; :").split()
-        if not counted or not counted[0].isdigit():
-            raise InfrastructureError(f"the files of {self.name} cannot be counted")
-        return int(counted[0]) << 10
+        is_counted = bool(counted) and counted[0].isdigit()
+        return int(counted[0]) << 10 if is_counted else self.limits.disk_bytes + 1
 
     @contextlib.asynccontextmanager
     async def for_tests(self, tests: Path) -> AsyncIterator[PodCopy]:
@@ -236,12 +236,29 @@ class PodCopy:
         reader = self._cluster.execute(
             self._agent.name, KEEPER, f"exec tar -c -f - -C {FILES} -- {shlex.join(places)} 2>/dev/null"
         )
+        target = None
         try:
             with _extracted(self._cluster, self._name, FILL, FILES) as target:
                 source = cast(IO[bytes], ProcessOutput(reader, until_s))
                 copy_files(source, target, places, self._agent.limits.disk_bytes)
+        except InfrastructureError as error:
+            codes = (reader.exit_code, target.exit_code if target else None)
+            if _KILLED in codes or self._is_short_of_memory():
+                raise FilesTooLargeError("the machine holds more files than its memory can list") from error
+            raise
         finally:
             reader.close()
+
+    def _is_short_of_memory(self) -> bool:
+        """Tell whether the agent left so many files that the programs that copy them ran out of memory."""
+        until_s = time.monotonic() + _REPORTED_S
+        while time.monotonic() < until_s:
+            if ran_out_of_memory(self._cluster.read(self._name), FILL):
+                return True
+            if ran_out_of_memory(self._cluster.read(self._agent.name), KEEPER):
+                return True
+            time.sleep(_POLL_S)
+        return False
 
     def _read_logs(self) -> RewardArchive:
         reader = self._cluster.execute(self._name, KEEPER, f"exec tar -c -f - -C {LOGS} verifier 2>/dev/null")
@@ -279,25 +296,25 @@ class _Execution:
         return CommandEnd(ending, code, self._output.text(), time.monotonic() - began_s)
 
     def _execute(self, script: bytes, stdin: bytes, until_s: float) -> tuple[Ending, int]:
-        # The shell reads the script to its last byte and no further, so that the rest is the command's own input. What
-        # the command left in the background may hold its output open, so the shell reports the exit code by itself.
+        # The shell reads the script to its last byte and no further, so that the rest is the command's own input, whose
+        # end does not depend on that of the connection. What the command left in the background may hold its output
+        # open, so the shell reports the exit code by itself.
         reading = f"dd bs=1 count={len(script)} 2>/dev/null" if stdin else f"head -c {len(script)}"
-        closed = "" if stdin else " </dev/null"
-        shell = f'script=$({reading}); (eval "$script"{closed}); code=$?; echo $code >&2; exit $code'
+        command = f'head -c {len(stdin)} | (eval "$script")' if stdin else '(eval "$script" </dev/null)'
+        shell = f"script=$({reading}); {command}; code=$?; echo $code >&2; exit $code"
         try:
             process = self._cluster.execute(self._name, MACHINE, shell)
         except ClusterError as error:
             return self._ended(str(error))
         try:
             process.write(script + stdin)
-            process.end_input()
             if (limit := self._watch(process, until_s)) is not None:
                 return limit, _AT_A_LIMIT
         except ClusterError as error:
             return self._ended(str(error))
         finally:
             process.close()
-        if (code := process.exit_code if process.is_over else int(process.errors)) is None:
+        if (code := _code_of_shell(process)) is None and (code := process.exit_code) is None:
             return self._ended(process.problem)
         if code == _KILLED:
             # Of what can end a whole command by this signal, only a shortage is not its own: of memory, or its pod's.
@@ -308,7 +325,7 @@ class _Execution:
         """Take in the output until the end; return the limit that the command reached first."""
         look_s = time.monotonic() + _LOOK_S
         while not process.is_over:
-            if process.errors.endswith(b"\n") and process.errors.strip().isdigit():
+            if _code_of_shell(process) is not None:
                 self._drain(process)
                 return None
             now_s = time.monotonic()
@@ -361,6 +378,12 @@ class _Execution:
 async def in_thread(function: Callable[..., Answer], *arguments: object) -> Answer:
     """Call a function that waits for the cluster in a thread of the pods' own."""
     return await asyncio.get_running_loop().run_in_executor(_CALLS, partial(function, *arguments))
+
+
+def _code_of_shell(process: PodProcess) -> int | None:
+    """Return the exit code of a command, once the shell that ran it has reported it."""
+    text = bytes(process.errors)
+    return int(text) if text.endswith(b"\n") and text.strip().isdigit() else None
 
 
 def new_name() -> str:
@@ -444,7 +467,6 @@ def _answer(cluster: PodCluster, name: str, container: str, script: str, limit_s
     """Return the beginning of what a script of ours prints; raise ``InfrastructureError`` if it fails."""
     process = cluster.execute(name, container, script)
     try:
-        process.end_input()
         return _finish(process, f"{name}/{container} does not do as it should", limit_s)
     finally:
         process.close()

@@ -87,7 +87,7 @@ def bash(machine: PodMachine, command: str, timeout_s: float = 60.0, **more: Any
     return asyncio.run(shell(machine, command, timeout_s, **more))
 
 
-def tests_in(folder: Path, test: str) -> Path:
+def folder_of_tests(folder: Path, test: str) -> Path:
     tests = folder / "tests"
     tests.mkdir(parents=True, exist_ok=True)
     (tests / "test.sh").write_text(test)
@@ -95,7 +95,9 @@ def tests_in(folder: Path, test: str) -> Path:
 
 
 def verified(machine: PodMachine, folder: Path, test: str = TEST, *, timeout_s: float = 60.0) -> Verdict:
-    return asyncio.run(verify(machine, tests_in(folder, test), timeout_s=timeout_s, environment={"GIVEN": "yes"}))
+    return asyncio.run(
+        verify(machine, folder_of_tests(folder, test), timeout_s=timeout_s, environment={"GIVEN": "yes"})
+    )
 
 
 def roles(pods: PodCluster, machine: PodMachine) -> list[str]:
@@ -158,7 +160,7 @@ def test_what_an_agent_plants_earns_nothing(pods: PodCluster, tmp_path: Path) ->
             machine = await asyncio.to_thread(PodMachine.new, pods, settings(), LIMITS)
             try:
                 await shell(machine, attack, timeout_s=20.0)
-                tests = tests_in(tmp_path / str(number), TEST)
+                tests = folder_of_tests(tmp_path / str(number), TEST)
                 return attack, await verify(machine, tests, timeout_s=60.0)
             finally:
                 await asyncio.to_thread(machine.remove)
@@ -204,7 +206,7 @@ def test_the_tests_of_a_killed_worker_run_again_on_the_same_files(
     machine: PodMachine, pods: PodCluster, cluster: Cluster, tmp_path: Path
 ) -> None:
     bash(machine, "echo 42 > /app/answer")
-    slow = tests_in(tmp_path / "slow", "rm /app/answer; echo 1 > /logs/verifier/reward.txt; sleep 1000")
+    slow = folder_of_tests(tmp_path / "slow", "rm /app/answer; echo 1 > /logs/verifier/reward.txt; sleep 1000")
     with subprocess.Popen([sys.executable, "-c", VERIFIES, machine.name, IMAGE, str(slow)]) as worker:
         cluster.until("the tests run", lambda: any(_runs_tests(each) for each in pods.find({LABEL: machine.name})))
         worker.send_signal(signal.SIGKILL)
