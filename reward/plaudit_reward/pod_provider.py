@@ -144,7 +144,8 @@ class PodProvider:
         written = self._read(folder)
         needs = self._needs(task)
         settings = self._settings(needs, written["image"], written["workdir"])
-        return TaskMachine(PodMachine(self.cluster, written["name"], settings, needs.limits), written["workdir"])
+        machine = PodMachine(self.cluster, written["name"], settings, needs.limits)
+        return TaskMachine(machine, written["workdir"], cpus=settings.cpus)
 
     def remove(self, *places: Path) -> None:
         """Remove the pods, those of their tests, and the folders.

@@ -228,12 +228,12 @@ class ContainerProvider:
         except BaseException:
             machine.remove()
             raise
-        return TaskMachine(machine, workdir, machine.settings.cpus)
+        return TaskMachine(machine, workdir, cpus=machine.settings.cpus)
 
     def find(self, folder: Path, task: Task | None) -> TaskMachine:
         """Read which container it is."""
         machine = self._machine(folder, task)
-        return TaskMachine(machine, machine.settings.workdir, machine.settings.cpus)
+        return TaskMachine(machine, machine.settings.workdir, cpus=machine.settings.cpus)
 
     def remove(self, *places: Path) -> None:
         """Remove the containers, the copies of their tests, and the folders."""

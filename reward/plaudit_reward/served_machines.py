@@ -66,6 +66,8 @@ class ClaimedMachine(msgspec.Struct, frozen=True):
     directory: str
     waited_s: float
     """Seconds until a place was free."""
+    cpus: float = 0.0
+    """As in ``TaskMachine``."""
 
 
 class RunRequest(msgspec.Struct, frozen=True):
@@ -176,7 +178,7 @@ class ServedProvider:
             await self._client.close()
 
     def _made(self, folder: Path, claimed: ClaimedMachine) -> TaskMachine:
-        return TaskMachine(ServedMachine(self, _name(folder)), claimed.directory, claimed.waited_s)
+        return TaskMachine(ServedMachine(self, _name(folder)), claimed.directory, claimed.waited_s, claimed.cpus)
 
     async def _alone(self, path: str, request: msgspec.Struct, kind: type[Answer], patience_s: float) -> Answer:
         """Send a request in an event loop of a thread's own."""

@@ -283,7 +283,7 @@ class Broker:
             return
         held.made, held.state = made, "claimed"
         if not claim.answer.done():
-            claim.answer.set_result(ClaimedMachine(made.directory, waited_s))
+            claim.answer.set_result(ClaimedMachine(made.directory, waited_s, made.cpus))
 
     def _made(self, folder: Path, task: Task | None, *, is_warm: bool) -> TaskMachine:
         if is_warm:
@@ -371,7 +371,7 @@ class Broker:
         claim = WaitingClaim(request, task, asyncio.get_running_loop().create_future())
         held = self._held.get(_holder(request.machine))
         if held is not None and held.name == request.machine and held.made is not None and held.ending is None:
-            claim.answer.set_result(ClaimedMachine(held.made.directory, 0.0))
+            claim.answer.set_result(ClaimedMachine(held.made.directory, 0.0, held.made.cpus))
         return claim
 
     def _restore(self, held: HeldMachine) -> None:
