@@ -105,7 +105,7 @@ async def test_a_killed_broker_is_replaced(redis_server: RedisServer, run_name: 
         _, late = await waiting  # for a place of the broker before
         assert (await late.machine.run(["cat", "a"], timeout_s=20.0, directory=late.directory)).output == "3"
         series = await asyncio.to_thread(page, f"http://127.0.0.1:{health}/metrics")
-        assert 'plaudit_sandbox_machines{state="claimed"} 2.0' in series
+        assert 'plaudit_broker_machines{state="claimed"} 2.0' in series
         await trainer.close("g", "dropped", "test")
         await until(lambda: not list((tmp_path / "machines").iterdir()))
         assert await transport.commands.hgetall(transport.names.sandboxes) == {}

@@ -56,17 +56,17 @@ def test_a_class_of_an_environment_may_have_the_machine_alone() -> None:
         (
             lambda spec: spec["data"]["train"].update(path="a.parquet"),
             "spec.data.train.tasks",
-            "is set beside path. Give one of path, mixture and tasks",
+            "is set beside path. Give one of path, mixture, tasks and split",
         ),
         (
             lambda spec: spec["data"].update(columns={"prompt": "question"}),
             "spec.data.columns",
-            "is set, but data.train.tasks are no table",
+            "is set, but data.train.tasks is no table",
         ),
         (
             lambda spec: spec["data"].update(train={}),
             "spec.data.train.path",
-            "is missing. Give one of path, mixture and tasks",
+            "is missing. Give one of path, mixture, tasks and split",
         ),
         (
             lambda spec: spec["data"].update(validation={"path": "a.parquet"}),

@@ -23,7 +23,7 @@ from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.sandboxes.broker import Broker
 from plaudit_workers.sandboxes.places import Places
 from plaudit_workers.sandboxes.pools import Pools
-from plaudit_workers.sandboxes.series import SandboxSeries
+from plaudit_workers.sandboxes.series import BrokerSeries
 from plaudit_workers.sandboxes.server import BrokerSettings, serve_led
 from plaudit_workers.stream.calls import StreamLimits, new_call
 from plaudit_workers.stream.trainer import TrainerStreams
@@ -109,7 +109,7 @@ def broker(world: World, address: RedisAddress, run_name: str) -> Brokers:
         own = BrokerSettings("127.0.0.1", world.port, TOKEN)
         provider = provider or ProcessProvider(CHOICE)
         places = places_class(transport, new_call(), most, lease_s)
-        made = Broker(world.folder, provider, places, SandboxSeries())
+        made = Broker(world.folder, provider, places, BrokerSeries())
         pools, stop = Pools(transport, made, provider, warm), asyncio.Event()
         try:
             assert await places.lead(stop)

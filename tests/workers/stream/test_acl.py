@@ -40,7 +40,7 @@ from plaudit_workers.process import ProcessSettings
 from plaudit_workers.sandboxes.broker import Broker
 from plaudit_workers.sandboxes.places import Places
 from plaudit_workers.sandboxes.pools import Pools
-from plaudit_workers.sandboxes.series import SandboxSeries
+from plaudit_workers.sandboxes.series import BrokerSeries
 from plaudit_workers.service.client import RewardClient
 from plaudit_workers.service.worker import serve as serve_reward
 from plaudit_workers.stream.calls import MachinePlace, StreamLimits
@@ -122,7 +122,7 @@ async def test_a_broker_gives_places_and_reads_which_prompts_come(
     assert await places.hold("g 1", "1 g/1-0") is MachinePlace.held
     assert await places.hold_warm("2", "2 process") is MachinePlace.full
     assert await places.held() == {"g 0": "0 g/0-0", "g 1": "1 g/1-0"}
-    pools = Pools(transport, Broker(tmp_path, provider, places, SandboxSeries()), provider, 2)
+    pools = Pools(transport, Broker(tmp_path, provider, places, BrokerSeries()), provider, 2)
     assert [samples for samples, _ in (await pools.needed()).values()] == [2]
     await trainer.close("g", "dropped", "test")
     assert await places.ended([("g", 0)]) == [("g", 0)]

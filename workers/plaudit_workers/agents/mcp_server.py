@@ -12,7 +12,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from plaudit_reward.http import MAX_RESPONSE_BYTES, ConnectionLostError, ResponseTooLargeError
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
 from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, first_cause, function_schema, in_fork
 from plaudit_workers.agents.messages import McpServer, Tool
@@ -157,6 +156,8 @@ async def _bound(response: Any) -> None:
 
 def _bounded_stream(response: Any) -> Any:
     import httpx2
+
+    from plaudit_reward.http import MAX_RESPONSE_BYTES, ConnectionLostError, ResponseTooLargeError  # imports aiohttp
 
     class BoundedStream(httpx2.AsyncByteStream):
         """Read a body; raise ``ResponseTooLargeError`` beyond the limit, ``ConnectionLostError`` if compressed."""

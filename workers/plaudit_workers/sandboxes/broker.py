@@ -34,7 +34,7 @@ from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import DataError, InfrastructureError, ScoringError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.sandboxes.places import WARM, Places
-from plaudit_workers.sandboxes.series import SandboxSeries, reason_of
+from plaudit_workers.sandboxes.series import BrokerSeries, reason_of
 from plaudit_workers.stream.calls import MachinePlace
 
 logger = get_logger(__name__)
@@ -103,7 +103,7 @@ class Broker:
         folder: The run's.
     """
 
-    def __init__(self, folder: Path, provider: WarmProvider, places: Places, series: SandboxSeries) -> None:
+    def __init__(self, folder: Path, provider: WarmProvider, places: Places, series: BrokerSeries) -> None:
         self._folder = folder / MACHINES
         self._provider = provider
         self._places = places

@@ -20,30 +20,30 @@ STATES: Final = ("starting", "warm", "claimed", "verifying")
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 
 
-class SandboxSeries:
+class BrokerSeries:
     """Hold the series of one process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.seconds = Histogram(
-            "plaudit_sandbox_seconds",
+            "plaudit_broker_seconds",
             "Seconds of a stage: claim (until a place is free), start, fill, exec, verify, release",
             ["stage"],
             buckets=_SECONDS,
             registry=registry,
         )
         self.failures = prometheus_client.Counter(
-            "plaudit_sandbox_failures", "Stages that failed, by reason", ["stage", "reason"], registry=registry
+            "plaudit_broker_failures", "Stages that failed, by reason", ["stage", "reason"], registry=registry
         )
         self.superseded = prometheus_client.Counter(
-            "plaudit_sandbox_superseded", "Machines removed because their sample began again", registry=registry
+            "plaudit_broker_superseded", "Machines removed because their sample began again", registry=registry
         )
 
     def show(self, num_waiting: Callable[[], float], num_in_state: Callable[[str], float]) -> None:
         """Show the present numbers of a broker."""
-        waiting = Gauge("plaudit_sandbox_claims_waiting", "Claims that wait for a place", registry=self.registry)
+        waiting = Gauge("plaudit_broker_claims_waiting", "Claims that wait for a place", registry=self.registry)
         waiting.set_function(num_waiting)
-        machines = Gauge("plaudit_sandbox_machines", "Machines with a place", ["state"], registry=self.registry)
+        machines = Gauge("plaudit_broker_machines", "Machines with a place", ["state"], registry=self.registry)
         for state in STATES:
             machines.labels(state).set_function(partial(num_in_state, state))
 

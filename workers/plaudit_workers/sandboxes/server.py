@@ -40,7 +40,7 @@ from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Su
 from plaudit_workers.sandboxes.broker import Broker
 from plaudit_workers.sandboxes.places import DeposedError, Places
 from plaudit_workers.sandboxes.pools import Pools
-from plaudit_workers.sandboxes.series import SandboxSeries
+from plaudit_workers.sandboxes.series import BrokerSeries
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
@@ -85,7 +85,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         raise RefusedError(f"spec.sandboxes.provider: machines of {spec.provider} have no broker")
     threads = min(2 * spec.max_concurrent + 16, _MOST_THREADS)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads))
-    series = SandboxSeries()
+    series = BrokerSeries()
     transport = await Transport.open(settings.redis, settings.run, settings.run_folder / "spill", stop=stop)
     places = Places(transport, settings.worker, spec.max_concurrent, own.lease_s)
     broker = Broker(settings.run_folder, provider, places, series)
