@@ -122,7 +122,8 @@ async def test_a_step_is_served_as_soon_as_it_is_closed(
     settings: ServiceSettings, redis: Redis, records_of_step: Build
 ) -> None:
     async with running(settings) as client:
-        assert (await client.get("/api/v1/verdict")).status_code == 404
+        verdict = (await client.get("/api/v1/verdict")).json()
+        assert (verdict["step"], verdict["verdict"], verdict["open"]["step"]) == (None, "", None)
         await publish(redis, settings.run, records_of_step(1) + records_of_step(2))
         await until(lambda: knows_steps(client, [1, 2]))
 

@@ -57,6 +57,9 @@ def verdict_detail(recent: Sequence[StepRecord], *, together: bool = False) -> d
 
     ``together``: steps overlap, so one waits for two and the next for none, and the verdict of several says more.
     """
+    if not recent:
+        empty: dict[str, Any] = {"step": None, "verdict": "", "explanation": "No step has closed yet.", "seconds": {}}
+        return empty | {"together": together, "recent_verdict": "", "recent": {}}
     newest = recent[-1]
     waits = {key: value for key, value in newest.statistics.items() if key.startswith("wait/")}
     own_s = newest.closed - newest.opened - sum(waits.values())

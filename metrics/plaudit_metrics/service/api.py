@@ -139,8 +139,6 @@ class RunApi:
 
     async def _verdict(self, _: Request) -> Response:
         recent = self._view.kept.newest(answers.RECENT_STEPS)
-        if not recent:
-            raise RefusedQueryError(404, "no step has closed yet")
         overlapping = bool(self._view.series.info.max_staleness)
         closed = answers.verdict_detail([step.record for step in recent], together=overlapping)
         return _json({"run": self._run, "open": self._open()} | closed)

@@ -201,7 +201,7 @@ def _paths() -> dict[str, Any]:
             "What each auditor says of the newest thousand steps with stored samples, as plaudit audit computes it",
             _object({"run": _TEXT, "auditors": _array("AuditorReport")}),
         ),
-        "/api/v1/verdict": _get("What the newest step waited for", _reference("Verdict"), fails=("404",)),
+        "/api/v1/verdict": _get("What the open step waits for, and what the newest waited for", _reference("Verdict")),
         "/api/v1/failures": _get(
             "Samples without a score since the newest step closed, and the first reason of each kind",
             _object({"run": _TEXT, "samples": _INTEGER, "unscored": _INTEGER, "failures": _array("Failure")}),
@@ -295,7 +295,7 @@ def _schemas() -> dict[str, Any]:
             {
                 "run": _TEXT,
                 "open": _reference("OpenStep"),
-                "step": _INTEGER,
+                "step": {"type": ["integer", "null"], "description": "null, and an empty verdict: none has closed"},
                 "verdict": verdict,
                 "explanation": _TEXT,
                 "seconds": {"type": "object", "additionalProperties": _NUMBER},
