@@ -78,17 +78,9 @@ class PodProvider:
 
     def problem(self, task: Task) -> str:
         """Refuse a task without an image, with GPUs, or with a network or a workdir that pods do not have."""
+        if problem := self.choice.problem(task, "pods"):
+            return problem
         environment = task.config.environment
-        if not self._image(task):
-            return (
-                f"task {task.name} names no docker_image and has no environment/Dockerfile: name one with --image, or "
-                "sandboxes.image"
-            )
-        if self.choice.network != "none" and environment.network == "allowlist":
-            hosts = ", ".join(environment.allowed_hosts)
-            return f"task {task.name} opens the network to {hosts} alone, which pods cannot do: use network none"
-        if environment.gpus:
-            return f"task {task.name} needs {environment.gpus} GPUs, which no provider gives"
         named = environment.workdir if "workdir" in environment.model_fields_set else WORKDIR
         problem = workdir_problem(named)
         return f"task {task.name}: {problem}" if problem else ""
@@ -212,14 +204,10 @@ class PodProvider:
 
     def _needs(self, task: Task | None) -> _Needs:
         environment = task.config.environment if task else None
-        opens = environment is not None and environment.network == "public" and self.choice.network == "public"
         return _Needs(
-            image=self._image(task),
-            network="public" if opens else "none",
+            image=self.choice.image_of(task),
+            network="public" if self.choice.opens_network(task) else "none",
             cpus=environment.cpus if environment else 1.0,
             limits=self.choice.limits(task, _PROCESSES),
             workdir=environment.workdir if environment and "workdir" in environment.model_fields_set else "",
         )
-
-    def _image(self, task: Task | None) -> str:
-        return (task.image(self.choice.registry) if task else "") or self.choice.image

@@ -62,6 +62,27 @@ class MachineChoice:
     pod_template: Mapping[str, Any] = field(default_factory=dict)
     """For ``pods``: ``metadata`` and ``spec`` of their pods."""
 
+    def image_of(self, task: Task | None) -> str:
+        """Return the image of a task's machine; empty if nobody names one."""
+        return (task.image(self.registry) if task else "") or self.image
+
+    def opens_network(self, task: Task | None) -> bool:
+        """Return True for a task that asks for the network and may have it."""
+        return task is not None and self.network == task.config.environment.network == "public"
+
+    def problem(self, task: Task, machines: str) -> str:
+        """Return why no machine with an image can run a task, empty if one can; ``machines`` is what they are."""
+        environment = task.config.environment
+        if not self.image_of(task):
+            return (
+                f"task {task.name} names no docker_image and has no environment/Dockerfile: name one with --image, or "
+                "sandboxes.image"
+            )
+        if self.network != "none" and environment.network == "allowlist":
+            hosts = ", ".join(environment.allowed_hosts)
+            return f"task {task.name} opens the network to {hosts} alone, which {machines} cannot do: use network none"
+        return _problem(task)
+
     def limits(self, task: Task | None, processes: int) -> MachineLimits:
         """Return the smaller ones of these limits and the task's."""
         memory = [] if self.memory_bytes is None else [self.memory_bytes]
@@ -191,24 +212,18 @@ class ContainerProvider:
 
     def problem(self, task: Task) -> str:
         """Refuse a task without an image, whose image was not built, or with a network that we cannot give."""
-        image = self._image(task)
-        if not image:
-            return (
-                f"task {task.name} names no docker_image and has no environment/Dockerfile: name one with --image, or "
-                "sandboxes.image"
-            )
-        if self._network(task) == "allowlist":
-            hosts = ", ".join(task.config.environment.allowed_hosts)
-            return f"task {task.name} opens the network to {hosts} alone, which containers cannot do: use network none"
+        if problem := self._choice.problem(task, "containers"):
+            return problem
+        image = self._choice.image_of(task)
         if task.has_dockerfile and image != task.config.environment.docker_image:
             with suppress(ConfigurationError):  # a machine without an engine may check jobs as well
                 if not find_engine().has_image(image):
                     return f"task {task.name} needs the image {image}: build it with plaudit images-of {task.folder}"
-        return _problem(task)
+        return ""
 
     def make(self, folder: Path, task: Task | None) -> TaskMachine:
         """Make a container; pull its image if it is not here."""
-        engine, image = find_engine(), self._image(task)
+        engine, image = find_engine(), self._choice.image_of(task)
         engine.ensure_image(image)
         of_image = engine.image_workdir(image)
         workdir = of_image or WORKDIR
@@ -254,7 +269,7 @@ class ContainerProvider:
             raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
         settings = ContainerSettings(
             image=written["image"],
-            network="public" if task is not None and self._network(task) == "public" else "none",
+            network="public" if self._choice.opens_network(task) else "none",
             cpus=task.config.environment.cpus if task else 1.0,
             workdir=written["workdir"],
             labels={"run": self.run} if self.run else {},
@@ -262,16 +277,6 @@ class ContainerProvider:
         )
         limits = self._choice.limits(task, _CONTAINER_PROCESSES)
         return ContainerMachine(ContainerEngine(written["engine"]), written["name"], settings, limits)
-
-    def _image(self, task: Task | None) -> str:
-        return (task.image(self._choice.registry) if task else "") or self._choice.image
-
-    def _network(self, task: Task) -> Literal["none", "allowlist", "public"]:
-        """Return the narrower of what is allowed and what the task asks for."""
-        asked = task.config.environment.network
-        if self._choice.network == "none" or asked == "no-network":
-            return "none"
-        return asked
 
 
 def _problem(task: Task) -> str:
