@@ -132,8 +132,13 @@ class PodProvider:
         return made
 
     def find(self, folder: Path, task: Task | None) -> TaskMachine:
-        """Read which pod it is."""
+        """Read which pod it is, which must be one of this run: users' code can write to the folder.
+
+        Raises ``InfrastructureError``.
+        """
         written = self._read(folder)
+        if not self.cluster.find({LABEL: written["name"], **self._labels()}):
+            raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone")
         needs = self._needs(task)
         settings = self._settings(needs, written["image"], written["workdir"])
         machine = PodMachine(self.cluster, written["name"], settings, needs.limits)
@@ -149,7 +154,7 @@ class PodProvider:
                 name = self._read(folder)["name"]
             except InfrastructureError:  # no pod was made
                 continue
-            self.cluster.remove({LABEL: name})
+            self.cluster.remove({LABEL: name, **self._labels()})
         folders.remove(*places)
 
     def end(self) -> None:
@@ -178,7 +183,7 @@ class PodProvider:
             (folder / _POD).write_text(json.dumps({"name": name, "image": image, "workdir": workdir}))
         except OSError as error:
             with suppress(InfrastructureError):
-                self.cluster.remove({LABEL: name})
+                self.cluster.remove({LABEL: name, **self._labels()})
             raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
 
     def _read(self, folder: Path) -> dict[str, str]:
