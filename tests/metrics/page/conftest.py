@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -27,6 +28,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from websockets.sync.client import ClientConnection, connect
 
 from event_entries import encode_event
@@ -35,7 +37,15 @@ from plaudit_metrics.service.settings import ServiceSettings
 from plaudit_metrics.sources.stream import EventRecord
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.names import CONSUMER_GROUPS, Names
-from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord, WaitRecord, WorkerRecord
+from plaudit_wire.records import (
+    LIVE_WITHIN_S,
+    GroupRecord,
+    SampleRecord,
+    ScorerRecord,
+    StepRecord,
+    WaitRecord,
+    WorkerRecord,
+)
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer, free_port
 from stored_conversations import write_conversations
@@ -193,21 +203,33 @@ def open_site(redis_server: RedisServer, run: str, builder: RunBuilder, folder: 
     keys = Names(run)
     for stream, group in CONSUMER_GROUPS.items():
         redis.xgroup_create(keys.stream(stream), group, mkstream=True)
-    heard = time.time() + 3600
-    for worker in (
+    workers = (
         *(WorkerRecord(f"rollout-{n}", "rollout", 8, 6 - 6 * n, version="1.16") for n in range(2)),
         *(WorkerRecord(f"reward-{n}", "reward", 16, 12 - 5 * n, ready=n < 2) for n in range(3)),
         WorkerRecord("trainer-0", "trainer", 1, 1),
-    ):
+    )
+    heard = time.time()
+    for worker in workers:
         redis.hset(keys.worker_records, worker.worker, msgspec.msgpack.encode(worker))
         redis.zadd(keys.workers, {worker.worker: heard})
     port = free_port()
     settings = ServiceSettings(run, RedisAddress(redis_server.url, redis_server.password), port=port, run_folder=folder)
     loop, stopping = asyncio.new_event_loop(), asyncio.Event()
 
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(LIVE_WITHIN_S / 4)
+            with contextlib.suppress(RedisConnectionError):  # some tests stop Redis
+                redis.zadd(keys.workers, {worker.worker: time.time() for worker in workers}, xx=True)
+
+    async def serve_workers() -> None:
+        beating = asyncio.create_task(beat())
+        await serve(settings, stopping)
+        beating.cancel()
+
     def run_service() -> None:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(serve(settings, stopping))
+        loop.run_until_complete(serve_workers())
         loop.close()
 
     thread = threading.Thread(target=run_service)

@@ -324,7 +324,8 @@ def test_passwords_are_not_in_the_file_of_users() -> None:
 
 
 def test_a_run_has_the_users_that_it_needs() -> None:
-    assert set(users(trains=True)) == {"trainer", "rollout", "reward", "model", "metrics", "keda", PROBE, ADMIN}
+    of_training = {"trainer", "rollout", "reward", "model", "sandboxes", "metrics", "keda", PROBE, ADMIN}
+    assert set(users(trains=True)) == of_training
     assert set(users(trains=False)) == {"client", "gateway", "reward", "metrics", "keda", PROBE, ADMIN}
 
 

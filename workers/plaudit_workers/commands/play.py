@@ -148,14 +148,24 @@ async def _play(job: RLJob, arguments: argparse.Namespace) -> None:
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
     """Unwind at SIGTERM what the command has opened: its folder, servers and machines."""
-    if threading.current_thread() is not threading.main_thread():
+    loop, task, ended = asyncio.get_running_loop(), asyncio.current_task(), False
+    if task is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+
+    def end() -> None:
+        nonlocal ended
+        ended = task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
     try:
         yield
+    except asyncio.CancelledError:
+        if ended:
+            raise KeyboardInterrupt from None
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 @asynccontextmanager
