@@ -19,7 +19,9 @@ IMAGES = {"operator": images.OPERATOR, "worker": images.WORKER, "gpu": images.WO
 def values() -> dict[str, Any]:
     """The chart's values, of ``PLAUDIT_E2E_VALUES`` or with the images that are built here."""
     given = os.environ.get("PLAUDIT_E2E_VALUES")
-    found: dict[str, Any] = YAML(typ="safe").load(Path(given)) if given else {"images": IMAGES}
+    found: dict[str, Any] = (
+        YAML(typ="safe").load(Path(given)) if given else {"images": IMAGES, "sandboxes": {"pods": True}}
+    )
     return found
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import images
+import machine_image
 import pytest
-from real_cluster import Cluster, harness
+from real_cluster import Cluster
 
 from machine_attacks import ATTACKS, POD_ATTACKS, TAKEN_OVER, TEST
 from plaudit_job.tasks import read_task
@@ -32,15 +32,8 @@ from plaudit_workers.cli import main
 
 pytestmark = pytest.mark.timeout(900)
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
-NAMESPACE, IMAGE = "machines", "localhost/plaudit-machine:e2e"
+NAMESPACE, IMAGE = "machines", machine_image.IMAGE
 LIMITS = MachineLimits(memory_bytes=128 << 20, disk_bytes=128 << 20, processes=48, output_bytes=2000)
-DOCKERFILE = f"""
-FROM {images.BASE}
-RUN mkdir -p /opt/tools/bin /repo && cp /bin/cat /opt/tools/bin/cat && echo kept > /repo/file
-RUN rm -rf /var/lib/apt /var/cache
-ENV PATH=/opt/tools/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-WORKDIR /repo
-"""
 AT_ONCE = 20
 
 
@@ -48,16 +41,7 @@ AT_ONCE = 20
 def pods(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodCluster]:
     if not cluster.own:
         pytest.skip("images can be loaded into a cluster of the harness alone")
-    folder = tmp_path_factory.mktemp("machines")
-    if subprocess.run(["buildah", "inspect", images.BASE], capture_output=True).returncode:
-        subprocess.run([sys.executable, images.__file__], check=True)
-    (folder / "Dockerfile").write_text(DOCKERFILE)
-    built = ["buildah", "bud", "--isolation", "chroot", "--pull-never", "-q", "-t", IMAGE, str(folder)]
-    subprocess.run(built, check=True, capture_output=True)
-    archive = folder / "machine.tar"
-    subprocess.run(["buildah", "push", "-q", IMAGE, f"docker-archive:{archive}:{IMAGE}"], check=True)
-    subprocess.run(harness("load", str(archive)), check=True)
-    archive.unlink()
+    machine_image.load(tmp_path_factory.mktemp("machines"))
     cluster.kubectl("create", "namespace", NAMESPACE, check=False)
     cluster.kubectl("label", "namespace", NAMESPACE, RESTRICTED, "--overwrite")
     with pytest.MonkeyPatch.context() as patch:

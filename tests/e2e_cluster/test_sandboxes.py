@@ -1,0 +1,102 @@
+"""A whole job whose samples work in pods: right rewards through a killed broker, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import machine_image
+import pyarrow.parquet as parquet
+import pytest
+import training
+from paced_job import NAMESPACE, PacedJob
+from pod_processes import main_process
+from real_cluster import ROOT, Cluster
+from ruamel.yaml import YAML
+
+from plaudit_sandbox.pod_manifests import LABEL
+
+pytestmark = pytest.mark.timeout(1200)
+
+EXAMPLE = ROOT / "examples" / "13-terminal"
+STEPS, PROMPTS, SAMPLES = 2, 9, 2
+REWARDS = {"01": 1.0, "00": 0.3, "02": 0.3}
+"""By the digits that a task wants; the script of all samples writes 01."""
+SMALL = '[environment]\ncpus = 0.1\nmemory_mb = 64\nstorage_mb = 32\nworkdir = "/app"\n'
+
+
+class TerminalJob(PacedJob):
+    """The terminal example with pods for machines, and with a script for a policy."""
+
+    def manifest(self) -> dict[str, Any]:
+        folder = self._shared / self.name
+        subprocess.run([sys.executable, EXAMPLE / "prepare.py", "--folder", folder], check=True)
+        for task in folder.glob("tasks/*/task.toml"):
+            task.write_text(task.read_text().replace("[environment]\n", SMALL))
+        job: dict[str, Any] = YAML(typ="safe").load(EXAMPLE / "job.yaml")
+        spec, inside = job["spec"], f"/plaudit/{self.name}"
+        job["metadata"] = {"name": self.name, "namespace": NAMESPACE}
+        spec["model"]["source"] = f"{inside}/model"
+        spec["data"]["train"]["tasks"] = f"{inside}/tasks"
+        spec["algorithm"] |= {"steps": STEPS, "promptsPerStep": PROMPTS, "samplesPerPrompt": SAMPLES}
+        turns = [_call(0), _call(1), "="]
+        spec["rollout"] |= {
+            "replicas": 2,
+            "engine": {"kind": "scripted", "maxModelLength": 64, "arguments": {"turns": turns}},
+            "pod": training.heavy(),
+        }
+        spec["sandboxes"] = {"provider": "pods", "image": machine_image.IMAGE, "maxConcurrent": 12, "warm": 2}
+        spec["sandboxes"] |= {"memory": "64Mi", "disk": "32Mi"}
+        spec["reward"] |= {"timeoutSeconds": 600, "workers": {"processes": 1, "replicas": 2}}
+        spec["trainer"]["pod"] = training.heavy()
+        spec["storage"] = {"claimName": "shared"}
+        spec["lifecycle"] = {"cleanup": "None", "failurePolicy": {"maxRestarts": 20}}
+        return job
+
+    def machines(self) -> list[dict[str, Any]]:
+        """Return the pods of machines and of their tests."""
+        return self.cluster.pods(NAMESPACE, LABEL)
+
+
+def _call(digit: int) -> str:
+    arguments = f'{{"command": "printf {digit} >> code"}}'
+    return f'<tool_call>{{"name": "bash", "arguments": {arguments}}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def job(shared: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TerminalJob]:
+    if not shared.own:
+        pytest.skip("kills processes of this machine, and loads an image")
+    machine_image.load(tmp_path_factory.mktemp("image"))
+    job = TerminalJob(shared, "terminal", STEPS)
+    done = shared.apply(job.manifest())
+    assert done.returncode == 0, done.stderr
+    yield job
+    job.delete()
+
+
+def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_killed_broker(job: TerminalJob) -> None:
+    job.cluster.until("machines", lambda: len(job.machines()) >= 2, 400)
+    (broker,) = job.pods("sandboxes")
+    os.kill(main_process(broker), signal.SIGKILL)
+    job.cluster.until("the end", lambda: job.phase in ("Complete", "Failed", "Invalid"), 900)
+    assert job.phase == "Complete", job.status["conditions"]
+    ledger = job.ledger()
+    assert (ledger["trained"], ledger["problems"]) == (STEPS * PROMPTS, [])
+    rows = [row for file in job.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
+    assert len(rows) >= STEPS * PROMPTS * SAMPLES
+    scored = [row for row in rows if row["outcome"] == "scored"]
+    for row in scored:
+        assert row["score"] == pytest.approx(REWARDS.get(row["prompt"].rstrip("=")[-2:], 0.0)), row["prompt"]
+    # What the broker was doing when it was killed has no score, and is not counted as one.
+    assert {row["outcome"] for row in rows} <= {"scored", "infra_error"}
+    assert len(scored) > len(rows) / 2
+
+
+def test_nothing_is_left_of_machines(job: TerminalJob) -> None:
+    job.cluster.until("no machine is left", lambda: not job.machines(), 120)
+    assert not list((job.folder / "machines").glob("*"))
