@@ -96,7 +96,7 @@ def test_a_job_gets_its_children_and_is_left_alone_at_rest(leader: OperatorProce
 
 def test_children_that_are_deleted_or_changed_by_hand_come_back(leader: OperatorProcess, definition: Cluster):
     make(definition, "hands")
-    definition.until("children", lambda: len(children(definition, "hands")) == 16, 60)
+    definition.until("children", lambda: len(children(definition, "hands")) == 15, 60)
     kubectl = partial(definition.kubectl, "--namespace", NAMESPACE)
     kubectl("delete", "deployment/hands-reward", "service/hands-redis", "networkpolicy/hands-reward", "--wait=false")
     kubectl("scale", "deployment/hands-rollout", "--replicas=7")
@@ -108,7 +108,7 @@ def test_children_that_are_deleted_or_changed_by_hand_come_back(leader: Operator
         metrics = definition.get("deployment", "hands-metrics", NAMESPACE)
         image = metrics["spec"]["template"]["spec"]["containers"][0]["image"]
         count = len(children(definition, "hands"))
-        return count == 16 and rollout["spec"]["replicas"] == 2 and image == "localhost/none:1"
+        return count == 15 and rollout["spec"]["replicas"] == 2 and image == "localhost/none:1"
 
     definition.until("healed", healed, 60)
 
@@ -149,7 +149,7 @@ def test_what_an_orphaning_deletion_left_is_adopted_and_a_deletion_in_the_foregr
         return definition.condition("rlj", "left", NAMESPACE, "Admitted").get("status") == "True"
 
     make(definition, "left")
-    definition.until("children", lambda: admitted() and len(children(definition, "left")) == 16, 60)
+    definition.until("children", lambda: admitted() and len(children(definition, "left")) == 15, 60)
     run, before = status(definition, "left")["run"], uids(definition, "left")
     kubectl = partial(definition.kubectl, "--namespace", NAMESPACE)
     kubectl("delete", "rlj/left", "--cascade=orphan")
@@ -191,7 +191,7 @@ def test_a_webhook_that_does_not_answer_is_in_the_condition_and_all_is_well_once
     definition.kubectl("delete", "validatingwebhookconfiguration/failing")
     well = partial(definition.condition, "rlj", "hooked", NAMESPACE, "Admitted")
     definition.until("all is well", lambda: well().get("status") == "True", 60)
-    assert len(children(definition, "hooked")) == 16
+    assert len(children(definition, "hooked")) == 15
 
 
 def _refused_by_webhook(cluster: Cluster) -> bool:
@@ -260,7 +260,7 @@ def test_a_standby_takes_over_when_the_leader_dies_and_an_upgrade_changes_nothin
     leader: OperatorProcess, start: Start, definition: Cluster
 ):
     make(definition, "stays")
-    definition.until("children", lambda: len(children(definition, "stays")) == 16, 60)
+    definition.until("children", lambda: len(children(definition, "stays")) == 15, 60)
     definition.until("told", lambda: status(definition, "stays").get("phase"), 60)
     before = children(definition, "stays")
     standby = start("two", PLAUDIT_IMAGE_WORKER="localhost/newer:2", PLAUDIT_JOB_DEFAULTS='{"runAsUser": 2000}')
@@ -270,7 +270,7 @@ def test_a_standby_takes_over_when_the_leader_dies_and_an_upgrade_changes_nothin
     definition.kubectl("-n", NAMESPACE, "patch", "rlj", "stays", "--subresource=status", "--type=merge", "-p", ran)
     definition.until("takeover", lambda: standby.leads, 60)
     make(definition, "next")
-    definition.until("children of the next", lambda: len(children(definition, "next")) == 16, 60)
+    definition.until("children of the next", lambda: len(children(definition, "next")) == 15, 60)
     assert children(definition, "stays") == before
 
 
