@@ -35,6 +35,7 @@ class TerminalJob(PacedJob):
     def manifest(self) -> dict[str, Any]:
         folder = self._shared / self.name
         subprocess.run([sys.executable, EXAMPLE / "prepare.py", "--folder", folder], check=True)
+        (folder / "model" / "model.safetensors").chmod(0o644)  # pods have another user
         for task in folder.glob("tasks/*/task.toml"):
             task.write_text(task.read_text().replace("[environment]\n", SMALL))
         job: dict[str, Any] = YAML(typ="safe").load(EXAMPLE / "job.yaml")

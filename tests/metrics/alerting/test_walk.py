@@ -36,7 +36,7 @@ from plaudit_workers.training.scripted import ScriptedBackend
 from runbook import answer
 from scoring_service import StartService, start_service
 from simulated_run import Simulation, make_plan
-from waiting import until_in_thread
+from waiting import until, until_in_thread
 
 pytestmark = [
     pytest.mark.broken,
@@ -201,7 +201,11 @@ async def test_a_slow_tool_that_fails(walk: Walk) -> None:
         assert any("search" in name and "error" in name and count > 0 for name, count in calls.items())
         slow = series(await walk.look("ToolSlow"))
         assert any("search" in name and "p99" in name and value > 0.5 for name, value in slow.items())
-        assert json.loads(await walk.look("ToolsStarveTrainer"))["verdict"] == "tools"
+
+        async def named() -> bool:
+            return bool(json.loads(await walk.look("ToolsStarveTrainer"))["verdict"] == "tools")
+
+        await until(named)  # a step on a busy machine may wait for something else
 
 
 class _InMachines(SingleTurn):
