@@ -136,7 +136,7 @@ def test_a_standby_takes_over_from_a_leader_that_hangs_and_only_one_leads_when_i
 
 def test_children_that_are_deleted_by_hand_come_back(job: PacedJob, tell: Tell):
     roles = [f"deployment/{job.name}-{role}" for role in ("rollout", "reward", "metrics")]
-    others = [f"service/{job.name}-{role}" for role in ("redis", "trainer", "metrics")]
+    others = [f"service/{job.name}-{role}" for role in ("redis", "metrics")]
     others += [f"pdb/{job.name}-reward", f"networkpolicy/{job.name}-redis", f"configmap/{job.name}-job"]
     before, began = state_of(job, "rollout", "reward", "metrics"), time.monotonic()
     kubectl(job, "delete", *roles, *others, "--wait=false")
