@@ -301,20 +301,20 @@ class WeightPart:
 
     @classmethod
     def of(cls, pieces: Iterable[tuple[int, memoryview]], probe: bytes = b"") -> Self:
-        """Cut pieces into blocks and hash them.
+        """Cut pieces into blocks, and hash each beside the making of the next.
 
         Args:
             pieces: (offset in the file, bytes); they must not change as long as the part is offered.
         """
-        cut = [
-            (offset + start, piece[start : start + BLOCK_BYTES])
-            for offset, piece in pieces
-            for start in range(0, len(piece), BLOCK_BYTES)
-        ]
         with ThreadPoolExecutor(_HASHING_THREADS) as threads:
-            digests = list(threads.map(lambda each: hashlib.sha256(each[1]).digest(), cut))
-        table = [WeightBlock(offset, len(view), digest) for (offset, view), digest in zip(cut, digests, strict=True)]
-        return cls(msgspec.msgpack.encode(Contents(table, probe)), [view for _, view in cut])
+            blocks = [
+                (offset + start, block, threads.submit(hashlib.sha256, block))
+                for offset, piece in pieces
+                for start in range(0, len(piece), BLOCK_BYTES)
+                for block in (piece[start : start + BLOCK_BYTES],)
+            ]
+        table = [WeightBlock(offset, len(block), hashed.result().digest()) for offset, block, hashed in blocks]
+        return cls(msgspec.msgpack.encode(Contents(table, probe)), [block for _, block, _ in blocks])
 
 
 def decode_contents(encoded: bytes, num_bytes: int) -> Contents:

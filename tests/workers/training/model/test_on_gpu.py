@@ -23,6 +23,7 @@ from plaudit_workers.training.checkpoint import load_checkpoint
 from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model
 from plaudit_workers.training.publish import offer_weights, write_weights
+from plaudit_workers.weights.files import host_copy
 from plaudit_workers.weights.receive import Reception
 from whole_state import full_state, save_checkpoint
 
@@ -162,6 +163,13 @@ def test_a_checkpoint_continues_on_a_gpu_as_if_nothing_had_happened(wide_job, ba
     second = [each.update(batch) for each in (policy, other)]
     assert second[0]["actor/grad_norm"] == pytest.approx(second[1]["actor/grad_norm"], rel=1e-3)
     assert first["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64])
+def test_what_is_copied_in_several_pieces_is_the_same(dtype):
+    rows = torch.randn(26_000_001, device=CUDA)[1:].view(1000, 26_000)
+    for each in (rows, rows[:, 3:7], rows[0, 0], rows[:0]):
+        torch.testing.assert_close(host_copy(each, dtype), each.cpu().to(dtype or each.dtype), atol=0, rtol=0)
 
 
 def test_weights_leave_the_gpu_as_files_copies_changes_and_over_the_network(wide_job, batch, tmp_path):

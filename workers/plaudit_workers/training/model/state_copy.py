@@ -20,7 +20,7 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.sharding import Ranks, gather_bytes, own_rows, saved_rows
 from plaudit_workers.training.model.weight_offer import WeightOffer
-from plaudit_workers.weights.files import ShardReader, TensorRows, write_rows
+from plaudit_workers.weights.files import ShardReader, TensorRows, host_copy, write_rows
 from plaudit_workers.weights.image import WeightForm
 from plaudit_workers.weights.index import INDEX_FILE, ShardedTensor, ShardError, ShardIndex, StateProgress, merged
 
@@ -123,8 +123,7 @@ class StateCopy:
 
 def _copied(tensors: Mapping[str, Tensor], rank: int) -> Iterator[TensorRows]:
     for name, rows, first_row in saved_rows(tensors, rank):
-        copy = torch.empty(rows.shape, dtype=rows.dtype, device="cpu").copy_(rows)
-        yield TensorRows(name, copy, first_row, tuple(tensors[name].shape))
+        yield TensorRows(name, host_copy(rows), first_row, tuple(tensors[name].shape))
 
 
 def refuse_other_tensors(index: ShardIndex, tensors: Mapping[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import msgspec
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.training.model.sharding import saved_rows
-from plaudit_workers.weights.files import DTYPE_NAMES, bytes_of
+from plaudit_workers.weights.files import DTYPE_NAMES, bytes_of, host_copy
 from plaudit_workers.weights.index import row_items
 from plaudit_workers.weights.send import FileLayout, TensorParts, TensorShape, WeightPart, file_layout
 
@@ -72,14 +73,14 @@ def part_of(
     """Copy this rank's part to the CPU and hash it; rank 0's has the header, the probe and what is not sharded."""
     layout = layout_of(tensors, dtype, parts)
     pieces = [(0, memoryview(layout.header))] if rank == 0 else []
-    return WeightPart.of([*pieces, *_pieces(tensors, dtype, rank, layout)], probe if rank == 0 else b"")
+    return WeightPart.of(chain(pieces, _pieces(tensors, dtype, rank, layout)), probe if rank == 0 else b"")
 
 
 def _pieces(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int, layout: FileLayout
 ) -> Iterator[tuple[int, memoryview]]:
     for name, rows, first_row in saved_rows(tensors, rank):
-        copy = torch.empty(rows.shape, dtype=_published(rows, dtype), device="cpu").copy_(rows)
+        copy = host_copy(rows, _published(rows, dtype))
         first = first_row * row_items(tensors[name].shape)
         yield layout.offsets[name] + first * copy.element_size(), bytes_of(copy)
 
