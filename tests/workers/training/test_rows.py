@@ -84,7 +84,9 @@ def test_a_row_that_selects_what_is_no_tool_is_refused_by_number(tmp_path, selec
 
 def test_a_selection_means_nothing_to_a_job_without_tools(tmp_path):
     tokenizer = chat_tokenizer()
-    assert _rendered(tmp_path, PromptRenderer(ChatTemplate(tokenizer)), ["add"]) == [ChatTemplate(tokenizer).prompt(CHAT)]
+    assert _rendered(tmp_path, PromptRenderer(ChatTemplate(tokenizer)), ["add"]) == [
+        ChatTemplate(tokenizer).prompt(CHAT)
+    ]
 
 
 CHAT = [{"role": "user", "content": "Look it up."}]
