@@ -290,7 +290,7 @@ class ToolAgent:
         self.limits = limits
         self._with_tools = lru_cache(_MOST_SELECTIONS)(self._selected)
 
-    def for_row(self, prompt: Prompt) -> Self:
+    def for_row(self, prompt: Prompt) -> ToolAgent:
         """Return the agent with the tools that the prompt's row selects; raise ``AgentError``."""
         try:
             template = self.template.for_row(prompt.extra_info)
@@ -300,7 +300,7 @@ class ToolAgent:
             return self
         return self._with_tools(tuple(tool["function"]["name"] for tool in template.tools))
 
-    def _selected(self, names: tuple[str, ...]) -> Self:
+    def _selected(self, names: tuple[str, ...]) -> ToolAgent:
         selected = copy.copy(self)
         selected.tools = {name: self.tools[name] for name in names}
         selected.template = self.template.for_row({TOOL_SELECTION: list(names)})
