@@ -95,6 +95,13 @@ def test_what_messages_answer_for_a_setting_is_a_field_and_on_the_page(peer, fie
         assert re.search(rf"(?<!\w){name}(?!\w)", page), f"{name} is not on the page"
 
 
+@pytest.mark.parametrize("page", ["coming-from-trl.md", "coming-from-verl.md"])
+def test_what_has_no_counterpart_says_why(page):
+    rows = [row for row in pages.text(pages.ROOT / "docs" / page).splitlines() if row.startswith("|") and "—" in row]
+    assert rows
+    assert [row for row in rows if row.count("—") != row.count("— (")] == []
+
+
 @pytest.mark.parametrize("name", FIELDS.split())
 def test_every_setting_of_trl_has_a_row(name):
     """By its own name, or with those that begin alike (``vespo_*``)."""

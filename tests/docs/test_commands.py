@@ -45,6 +45,14 @@ def test_the_plugin_knows_the_command(command: pages.Command, capsys: pytest.Cap
     assert parses or (not command.whole and "arguments are required" in said), said
 
 
+def test_readmes_can_be_pasted_into_a_shell_without_an_environment():
+    """From the root of a checkout: our programs and Python by their path, and packages into an environment of ours."""
+    bare = {"plaudit", "python", "python3", "pip", "pytest"}
+    readmes = [pages.ROOT / "README.md", *sorted(pages.ROOT.glob("examples/*/README.md"))]
+    lines = [line for page in readmes for block in pages.blocks(page, "", "sh", "bash") for line in block.splitlines()]
+    assert [line for line in lines if line.split(" ")[0] in bare] == []
+
+
 def _parses(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
     try:
         parser.parse_args(words)

@@ -77,6 +77,17 @@ def test_a_service_has_the_children_of_a_job_that_only_scores_and_belongs_to_its
     assert "restarts" not in world.status
 
 
+def test_a_service_whose_admitted_files_are_lost_beside_a_wrong_edit_does_not_deny_its_objects():
+    world = running()
+    edit(world, lambda spec: spec["reward"]["scorers"].append(RULE))
+    for item in world.cluster.of_kind("ConfigMap"):
+        world.cluster.remove("ConfigMap", item["metadata"]["name"])
+    world.settle()
+    admitted = world.condition("Admitted")
+    assert (admitted["status"], admitted["message"]) == ("False", "the objects that are left stay as they are")
+    assert world.cluster.find("Deployment", "job-reward")
+
+
 def test_every_worker_has_the_revision_as_the_version_of_its_results(world: World):
     revision = world.status["revision"]
     template = deployment(world)["spec"]["template"]

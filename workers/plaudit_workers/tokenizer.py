@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.plain import shown
 
 if TYPE_CHECKING:
     from plaudit_job.spec.algorithm import ModelSpec
@@ -43,6 +44,8 @@ def load_tokenizer(model: ModelSpec, *, only_here: bool = False) -> PreTrainedTo
 
 _MODEL_ENDS = "_plaudit_model_ends"
 """Attribute of a tokenizer: the ends of sequences that its model's own files name."""
+TOOL_SELECTION = "tool_selection"
+"""The key of ``extra_info`` with the names of the tools that a row may use."""
 _CALL_SYNTAX = re.compile("tool|call|function|think|python|arg", re.IGNORECASE)
 
 
@@ -114,6 +117,19 @@ class ChatTemplate:
     def of_model(cls, model: ModelSpec, tools: Sequence[dict[str, Any]]) -> ChatTemplate:
         """Load the template of a job's model: trainer and rollouts render with the same arguments."""
         return cls(load_tokenizer(model), tools, model.chat_template_arguments)
+
+    def for_row(self, extra_info: dict[str, Any]) -> ChatTemplate:
+        """Return the template with those tools alone that a row names in verl's ``tool_selection``; else this one.
+
+        Raise ``ValueError`` for a selection of anything but this template's tools.
+        """
+        names = extra_info.get(TOOL_SELECTION)
+        if not names or not self.tools:
+            return self
+        tools = {str(tool["function"]["name"]): tool for tool in self.tools}
+        if not isinstance(names, list) or not all(isinstance(name, str) and name in tools for name in names):
+            raise ValueError(f"extra_info.{TOOL_SELECTION} is {shown(names)}; the agent's tools are {', '.join(tools)}")
+        return ChatTemplate(self.tokenizer, [tools[name] for name in dict.fromkeys(names)], self._arguments)
 
     def render(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str:
         """Return messages as text, with ``generate`` up to the policy's next turn. Raise ``TemplateError``."""

@@ -127,10 +127,13 @@ def cleanup_status(observed: Observed, now: float) -> Status:
 
 
 def refused_status(observed: Observed, refused: RefusedJob, now: float) -> Status:
-    """Return the status of a job that cannot run as written."""
+    """Return the status of a job that cannot run as written; one that ran before has lost what it was admitted as."""
+    objects = (
+        "the objects that are left stay as they are" if observed.status.get("roles") else "no objects were created"
+    )
     current = [
         Condition.of(ConditionType.SPEC_VALID, False, refused.reason, refused.message),
-        Condition.of(ConditionType.ADMITTED, False, refused.reason, "no objects were created"),
+        Condition.of(ConditionType.ADMITTED, False, refused.reason, objects),
     ]
     return _finished(observed, {}, current, now)
 

@@ -234,6 +234,15 @@ async def test_a_sample_calls_tools_and_reads_their_results(open_agent, hold, to
     assert body.generation.tool_s > 0
 
 
+async def test_a_row_may_use_only_the_tools_that_it_selects(open_agent, hold) -> None:
+    turns = call("slowly", key="a"), call("look_up", key="b"), "Well."
+    async with open_agent() as agent:
+        _, (body,) = await hold(agent, *turns, extra_info={"tool_selection": ["secret", "look_up"]})
+        results = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
+        assert results == ["Error: there is no tool 'slowly'; the tools are secret, look_up", "value of b"]
+        assert [tool["function"]["name"] for tool in agent.template.tools] == list(NAMES)
+
+
 MISHAPS = [
     (call("raises", key="a"), "KeyError: 'a'", "error"),
     (call("look_up", wrong="a"), "TypeError: look_up() got an unexpected keyword", "error"),

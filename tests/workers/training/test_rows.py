@@ -16,6 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from builders import make_prompt
+from chat_tokenizer import chat_tokenizer
 from plaudit_job.spec.rollout import PassRateSpec, TrainDataSpec
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import encode
@@ -54,6 +55,55 @@ def test_rows_outside_the_bounds_are_left_out_and_the_order_is_the_same_at_every
     assert orders[0] == orders[1]
     assert sorted(orders[0][:3]) == sorted(orders[0][3:]) == [1, 2, 3]
     assert starts[0].num_filtered == 3
+
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("search", "add", "run")]
+
+
+@pytest.mark.parametrize(
+    ("selection", "shown"),
+    [
+        (["add", "run"], ["add", "run"]),
+        (["run", "add", "run"], ["run", "add"]),
+        ([], ["search", "add", "run"]),
+        (None, ["search", "add", "run"]),
+    ],
+)
+def test_the_prompt_of_a_row_shows_the_tools_that_it_selects(tmp_path, selection, shown):
+    tokenizer = chat_tokenizer()
+    [prompt] = _rendered(tmp_path, PromptRenderer(ChatTemplate(tokenizer, TOOLS)), selection)
+    assert prompt == ChatTemplate(tokenizer, [tool_named(name) for name in shown]).prompt(CHAT)
+
+
+@pytest.mark.parametrize("selection", ["add", ["add", "sum"], [["add"]], {"add": True}, 1])
+def test_a_row_that_selects_what_is_no_tool_is_refused_by_number(tmp_path, selection):
+    renderer = PromptRenderer(ChatTemplate(chat_tokenizer(), TOOLS))
+    with pytest.raises(RefusedError, match=r"row 1: extra_info\.tool_selection is .*the agent's tools are search, add"):
+        _rendered(tmp_path, renderer, selection)
+
+
+def test_a_selection_means_nothing_to_a_job_without_tools(tmp_path):
+    tokenizer = chat_tokenizer()
+    assert _rendered(tmp_path, PromptRenderer(ChatTemplate(tokenizer)), ["add"]) == [
+        ChatTemplate(tokenizer).prompt(CHAT)
+    ]
+
+
+CHAT = [{"role": "user", "content": "Look it up."}]
+
+
+def tool_named(name):
+    return next(tool for tool in TOOLS if tool["function"]["name"] == name)
+
+
+def _rendered(tmp_path, renderer, selection):
+    """Return the prompts of a file with one row."""
+    path = tmp_path / "train.parquet"
+    row = {"data_source": "a", "prompt": CHAT, "reward_model": {"ground_truth": "1"}}
+    info = {} if selection is None else {"extra_info": json.dumps({"tool_selection": selection})}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row | info]), path)
+    data = PromptData.load(TrainDataSpec(path=str(path)), renderer, seed=1)
+    return [data.prompt_at(0).prompt_text]
 
 
 @pytest.mark.parametrize("value", [None, "0.5", 1.5, -0.1, True])

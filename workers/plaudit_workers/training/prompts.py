@@ -67,21 +67,28 @@ class PromptRenderer:
 
     def text(self, row: NumberedRow, *, has_images: bool = False) -> str:
         """Return a row's prompt as text; raise ``RowError``."""
-        prompt = row.row.prompt
+        prompt, template = row.row.prompt, self._template_of(row)
         if isinstance(prompt, str):
             return prompt
         if prompt[-1]["role"] == "assistant" and not self._continues:
             complaint = f"row {row.number}: the prompt ends with a message of the assistant, whose turn an agent begins"
             raise RowError(row.path, complaint, "Remove this message, or set rollout.agent.kind to singleTurn")
-        if self.template.tokenizer.chat_template is None:
+        if template.tokenizer.chat_template is None:
             return "\n".join(str(message["content"]) for message in prompt)
         try:
-            return self.template.prompt(with_parts(prompt) if has_images else prompt)
+            return template.prompt(with_parts(prompt) if has_images else prompt)
         # Beside its own errors, a template raises those of its expressions, such as a TypeError for a content of parts.
         except Exception as error:
             complaint = f"row {row.number}: the chat template refuses these messages ({described(error)})"
             remedy = "Mend them, or name another template with model.chatTemplate"
             raise RowError(row.path, complaint, remedy) from error
+
+    def _template_of(self, row: NumberedRow) -> ChatTemplate:
+        try:
+            return self.template.for_row(row.row.extra_info)
+        except ValueError as error:
+            remedy = "Name them, or leave it empty for all tools"
+            raise RowError(row.path, f"row {row.number}: {error}", remedy) from error
 
     def _token_ids(self, rows: list[NumberedRow], texts: list[str]) -> list[NDArray[np.int32]]:
         """Return the ids of each text. A chat template writes its special tokens; other text gets the tokenizer's."""

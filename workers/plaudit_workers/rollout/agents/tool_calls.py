@@ -55,6 +55,7 @@ class ToolCallParser:
 
     def __init__(self, name: str, tokenizer: Any, tools: Sequence[dict[str, Any]], *, opened: bool = False) -> None:
         self._name = name
+        self._tokenizer = tokenizer
         self._opened = opened
         self._read = _READERS.get(name, _vllm_reader)(name, tokenizer, tools)
         try:
@@ -65,6 +66,10 @@ class ToolCallParser:
             ) from None
         except Exception as error:  # parsers raise several kinds
             logger.debug("the tool parser raised on an empty text", parser=name, error=repr(error))
+
+    def with_tools(self, tools: Sequence[dict[str, Any]]) -> ToolCallParser:
+        """Return the same parser for other tools."""
+        return ToolCallParser(self._name, self._tokenizer, tools, opened=self._opened)
 
     def parse(self, text: str) -> ParsedTurn:
         """Split a turn into its text and its calls; what is no valid call, or stands in reasoning, stays text."""

@@ -9,9 +9,11 @@ text of its turns (SkyRL). verl's agent loops, which hold the conversation thems
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 from plaudit_job.spec.rollout import AgentSpec
@@ -37,7 +39,7 @@ from plaudit_workers.rollout.agents.chat import ChatSuffix, decoded_turn, tool_c
 from plaudit_workers.rollout.agents.machine_tools import MachineTools, SampleMachine
 from plaudit_workers.rollout.agents.tool_calls import ParsedCall, ParsedTurn, ToolCallParser
 from plaudit_workers.rollout.engine import Chat
-from plaudit_workers.tokenizer import ChatTemplate
+from plaudit_workers.tokenizer import TOOL_SELECTION, ChatTemplate
 
 _ONE_CALL = "only the first call of a turn is run"
 """With a chat template that has no place for more."""
@@ -51,6 +53,8 @@ _STEP_OUTCOMES: dict[str, CallOutcome] = {
 }
 _RESETS_AFTER_DEATH = 2
 _MOST_USES_AT_ONCE = 64
+_MOST_SELECTIONS = 256
+"""Of the agent's tools, by rows; those used last are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,13 +288,33 @@ class ToolAgent:
         self.processes = processes
         self.tools = {tool.name: tool for tool in tools}
         self.limits = limits
+        self._with_tools = lru_cache(_MOST_SELECTIONS)(self._selected)
+
+    def for_row(self, prompt: Prompt) -> ToolAgent:
+        """Return the agent with the tools that the prompt's row selects; raise ``AgentError``."""
+        try:
+            template = self.template.for_row(prompt.extra_info)
+        except ValueError as error:
+            raise AgentError(str(error)) from error
+        if template is self.template:
+            return self
+        return self._with_tools(tuple(tool["function"]["name"] for tool in template.tools))
+
+    def _selected(self, names: tuple[str, ...]) -> ToolAgent:
+        selected = copy.copy(self)
+        selected.tools = {name: self.tools[name] for name in names}
+        selected.template = self.template.for_row({TOOL_SELECTION: list(names)})
+        selected.parser = self.parser.with_tools(selected.template.tools)
+        selected.suffix = ChatSuffix(selected.template)
+        return selected
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         """Hold one conversation; raise ``AgentError`` if it has no trajectory."""
+        agent = self.for_row(prompt)
         if self.machines is None:
-            return await self._run(prompt, generate, None)
+            return await agent._run(prompt, generate, None)
         async with self.machines.of(prompt) as machine:
-            trajectory = await self._run(prompt, generate, machine)
+            trajectory = await agent._run(prompt, generate, machine)
             trajectory.machine, trajectory.sandbox = machine.name, machine.record
             return trajectory
 
