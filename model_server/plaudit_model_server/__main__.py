@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ import uvloop
 from plaudit_model_server.batcher import BatchLimits, Forward, ModelSettings, Occupy
 from plaudit_model_server.front_process import spare_collector, tune, with_front
 from plaudit_wire.errors import ConfigurationError
+from plaudit_wire.logs import configure_logs
 
 if TYPE_CHECKING:
     from plaudit_model_server.model import Classifier
@@ -29,7 +29,7 @@ _REFUSED = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the arguments, load the model, serve it."""
     given = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logs(None, worker=given.served_model_name or given.model)
     tune()
     settings = ModelSettings(
         given.model, given.revision, given.dtype, given.device, given.max_model_len, given.trust_remote_code

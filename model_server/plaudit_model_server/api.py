@@ -355,7 +355,8 @@ async def serve(
                 timeout_graceful_shutdown=_LAST_ANSWERS_WITHIN_S,
             )
         )
-        logger.info("serving on %s:%d", *listener.getsockname()[:2])
+        host, port = listener.getsockname()[:2]
+        logger.info("serving", host=host, port=port)
         answering = asyncio.create_task(server.serve(sockets=[listener]))
         computing = asyncio.create_task(batcher.run())
         stopped = asyncio.create_task(stop.wait())

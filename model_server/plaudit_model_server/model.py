@@ -64,7 +64,7 @@ def enable_packing(model: PreTrainedModel) -> bool:
     except Exception as error:  # the model's code may not support packed rows
         problem = f"{type(error).__name__}: {error}"
     if problem:
-        logger.info("sequences cannot be packed: %s", problem)
+        logger.info("sequences cannot be packed", reason=problem)
         model.set_attn_implementation(own)
     return not problem
 
@@ -173,7 +173,7 @@ class Classifier:
         self._pad_id: int | None = config.get_text_config().pad_token_id
         self.packs = enable_packing(self._model)
         """True if sequences of a pass need no padding."""
-        logger.info("loaded on %s, %s", self._device, "packed" if self.packs else "padded")
+        logger.info("loaded the model", device=str(self._device), rows="packed" if self.packs else "padded")
 
     @property
     def enough_tokens(self) -> int:

@@ -129,7 +129,7 @@ def test_the_server_ends_when_the_process_with_its_model_is_killed(
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        while "serving on" not in (line := process.stderr.readline()):
+        while '"serving"' not in (line := process.stderr.readline()):
             assert line, "it ended"
         [front] = psutil.Process(process.pid).children()
         process.kill()
