@@ -3,7 +3,9 @@ PYTHON ?= python3
 UV := .uv/bin/uv
 BIN := .venv/bin
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
-TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
+# They trust one authority: each HTTP client and each process else reads the system's 140, which takes 25 ms of a core.
+TESTS := PYTHONDONTWRITEBYTECODE= SSL_CERT_FILE=$(CURDIR)/tests/support/authority.pem \
+  $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
 OF_PARTS := $(patsubst %,--ignore %,$(wildcard tests/e2e*))
 LOCAL := whole or bench or broken or long
 marked = $(shell grep -rlE --include 'test_*.py' --exclude-dir e2e 'pytest\.mark\.($(1))\b' tests)

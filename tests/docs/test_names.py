@@ -6,9 +6,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-import pages
-
-from product_modules import distributions
+from product_modules import modules
 
 TWINS = {"RewardClient", "SyncRewardClient"}
 """The same interface over HTTP and over Redis."""
@@ -16,9 +14,8 @@ LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
 def files() -> Iterator[tuple[str, ast.Module]]:
-    for part in distributions():
-        for path in part.rglob("*.py"):
-            yield str(path.relative_to(pages.ROOT)), ast.parse(path.read_text())
+    for module in modules().values():
+        yield module.shown, module.tree
 
 
 def test_no_two_public_classes_have_one_name():

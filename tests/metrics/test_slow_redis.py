@@ -59,9 +59,9 @@ async def test_the_records_of_its_steps_name_it_too(redis_server: RedisServer, r
         simulation = Simulation(redis_server, run_name, tmp_path / "run")
         simulation.port = network.port
         late = random.Random(4)
-        network.late_s = lambda: late.uniform(0.1, 0.5)
+        network.late_s = lambda: late.uniform(0.1, 0.2)
         async with simulation.workers():
-            done, _ = await simulation.train(make_plan(steps=2))
+            done, _ = await simulation.train(make_plan(steps=1))
     assert done
     slow = simulation.steps()[-1]
     assert slow.statistics[REPLY_KEY] >= 0.1

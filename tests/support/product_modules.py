@@ -117,10 +117,10 @@ def importers() -> Mapping[str, set[str]]:
 
 def _imports(node: ast.AST, at_import: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
     """Yield the imports below a node, each with whether it runs when the module is imported."""
-    for child in ast.iter_child_nodes(node):
+    for child in _blocks(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, at_import
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _imports(child, False)
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             for each in child.body:
@@ -129,3 +129,10 @@ def _imports(node: ast.AST, at_import: bool) -> Iterator[tuple[ast.Import | ast.
                 yield from _imports(ast.Module([each], []), at_import)
         else:
             yield from _imports(child, at_import)
+
+
+def _blocks(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements, handlers and cases right below a node; expressions, most of a file, import nothing."""
+    for field in ("body", "handlers", "cases", "orelse", "finalbody"):
+        inner = getattr(node, field, [])
+        yield from inner if isinstance(inner, list) else []

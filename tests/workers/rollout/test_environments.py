@@ -378,6 +378,7 @@ async def test_an_episode_ends_at_the_limits_of_turns_and_tokens(open_agent, pla
     assert (len(body.generation.turns), body.sample.finish_reason) == (1, "length")
 
 
+@pytest.mark.long  # imports verl
 async def test_an_agent_loop_of_verl_generates_by_token_ids(open_agent, play, tokenizer) -> None:
     prompt_ids, body = await play(await open_agent("Loop"), "one", "discarded", "two")
     ids, mask = np.frombuffer(body.response_ids, "<i4"), np.frombuffer(body.loss_mask, "u1") != 0
@@ -390,11 +391,13 @@ async def test_an_agent_loop_of_verl_generates_by_token_ids(open_agent, play, to
     assert (body.sample.turn_rewards, body.sample.agent_reward) == ([0.5, 0.25], AgentReward("scored", 0.75))
 
 
+@pytest.mark.long  # imports verl
 async def test_an_agent_loop_may_cut_its_response(open_agent, play, tokenizer) -> None:
     _, body = await play(await open_agent("Loop"), "one", "discarded", "two", extra_info={"how": "cut"})
     assert tokenizer.decode(ids_of(body.response_ids)) == "one<|im_end|>againtw"
 
 
+@pytest.mark.long  # imports verl
 @pytest.mark.parametrize(
     ("how", "message"),
     [

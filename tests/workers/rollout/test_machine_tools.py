@@ -140,6 +140,7 @@ async def test_what_the_policy_brings_about_does_not_end_its_sample(play_in_mach
     assert body.sample.machine
 
 
+@pytest.mark.containers  # a container of its own takes a second of a core and ten in all
 @pytest.mark.skipif(bool(why_none()), reason=why_none())
 async def test_a_session_keeps_variables_functions_and_processes(tmp_path: Path) -> None:
     machines = RunMachines(tmp_path, ContainerProvider(MachineChoice(image=IMAGE)))
