@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plaudit_wire.records import REDIS, UNKNOWN, WaitRecord
 from plaudit_workers.training import state
 from plaudit_workers.training.state import ServerClock
+from plaudit_workers.training.step import StepReport
 
 _PAUSE_S = 20.0
 
@@ -145,3 +147,9 @@ def test_a_clock_of_redis_that_is_corrected_a_little_is_followed_without_a_jump_
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         asyncio.run(followed())
+
+
+def test_a_report_forgets_the_causes_that_stamps_give_and_keeps_those_that_the_trainer_saw() -> None:
+    report = StepReport(1, 0.0, waits=[WaitRecord(1.0, 3.0, ["a"]), WaitRecord(4.0, 5.0, [], REDIS)])
+    report.forget_causes()
+    assert [(wait.start, wait.end, wait.cause) for wait in report.waits] == [(1.0, 3.0, UNKNOWN), (4.0, 5.0, REDIS)]
