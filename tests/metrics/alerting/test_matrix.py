@@ -254,6 +254,7 @@ PAGES = {
     "dead trainer": "NoTrainer",
     "trainer restarts": "TrainerRestarting",
     "first step hangs": "StepStalled",
+    "validation hangs": "StepStalled",
     "dead metrics pod": "RunWithoutMetrics",
     "service with a hung scorer": "ScorerHanging",
     "service with a throttled judge, then idle": "RewardLatencyBurn",
