@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plaudit_metrics.monitoring.rules import LEAST_SAMPLES, THRESHOLDS
+from plaudit_metrics.service.series.collectors import RecentLow, RecentWindow
 from plaudit_metrics.service.series.run import RunInfo, RunSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot
 from plaudit_wire.records import (
@@ -86,6 +88,51 @@ def test_a_repaired_scorer_is_forgotten_after_one_good_step() -> None:
     step_of(series, 1, 60, 64, random)
     step_of(series, 2, 0, 64, random)
     assert [get(series, name, **labels) for name, labels in RATIOS] == [0.0, 0.0, 0.0]
+
+
+LOW, SCORER_LOW = "plaudit_recent_failed_low_ratio", "plaudit_scorer_recent_failed_low_ratio"
+
+
+@pytest.mark.parametrize("samples", [16, 64])
+def test_three_percent_that_fail_at_random_are_no_more_than_chance(samples: int) -> None:
+    window, random, alarms = RecentWindow(has_steps=True), Random(samples), 0
+    low = RecentLow(window, LEAST_SAMPLES)
+    for number in range(1000):
+        bad = sum(random.random() < 0.03 for _ in range(samples))
+        for count, of_part in ((samples // 2, 0), (samples - samples // 2, bad)):
+            low.add(float(of_part), count, window.add(count, 660.0 * number))
+        window.close_step(samples)
+        alarms += (low.share or 0.0) > THRESHOLDS["failedShare"]
+    assert alarms <= 1
+
+
+@pytest.mark.parametrize(("samples", "bad", "steps"), [(16, 3, 4), (64, 10, 1), (64, 6, 8), (1024, 80, 1)])
+def test_more_than_chance_is_seen_after_a_few_steps(samples: int, bad: int, steps: int) -> None:
+    series, random = RunSeries(info=JOB), Random(5)
+    for number in range(1, 9):
+        step_of(series, number, 0, samples, random)
+    for number in range(9, 9 + steps):
+        step_of(series, number, bad, samples, random)
+    assert 0.05 < (get(series, LOW) or 0.0) <= bad / samples
+    for number in range(20, 24):
+        step_of(series, number, 0, samples, random)
+    assert (get(series, LOW) or 0.0) < 0.05
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_scorer_that_is_asked_for_one_sample_and_always_fails_is_seen_after_four_calls(every: int) -> None:
+    series, random = RunSeries(info=JOB), Random(6)
+    for number in range(1, 4 * every + 1):
+        if number % every == 0:
+            assert (get(series, SCORER_LOW, scorer="rare") or 0.0) < 0.2
+            series.count_samples([sample(100.0 * number, bad=True, scorer="rare")])
+        step_of(series, number, 0, 64, random)
+    assert (get(series, SCORER_LOW, scorer="rare") or 0.0) > 0.2
+    assert get(series, SCORER_LOW, scorer="judge") == 0.0
+    for number in range(20, 22):
+        series.count_samples([sample(100.0 * number, scorer="rare") for _ in range(8)])
+        step_of(series, number, 0, 64, random)
+    assert (get(series, SCORER_LOW, scorer="rare") or 0.0) < 0.2
 
 
 def test_a_scorer_that_was_removed_has_no_share() -> None:

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from plaudit_metrics.statistics.steps import step_statistics
 from plaudit_metrics.statistics.verdict import VERDICTS, explain, verdict, verdict_over
-from plaudit_wire.records import PAUSE, REDIS, GroupRecord, SampleRecord, SandboxRecord, ScorerRecord, WaitRecord
+from plaudit_wire.records import (
+    PAUSE,
+    REDIS,
+    UNKNOWN,
+    GroupRecord,
+    SampleRecord,
+    SandboxRecord,
+    ScorerRecord,
+    WaitRecord,
+)
 
 Build = Callable[..., Any]
 START = 5_000.0
@@ -284,3 +293,12 @@ def test_a_trainer_that_waited_did_not_hardly_wait(share: float) -> None:
 
 def test_an_unknown_verdict_has_no_explanation() -> None:
     assert explain("something new") == ""
+
+
+def test_waits_of_a_step_in_which_the_clock_of_redis_was_set_are_nobodys() -> None:
+    waits = [WaitRecord(START, START + 8.0, [], UNKNOWN)]
+    statistics = step_statistics([], waits=waits, opened=START, closed=START + 10.0, update_s=2.0, trainer_version=3)
+    assert (statistics["wait/unknown_s"], statistics["trainer_wait_s"]) == (8.0, 8.0)
+    assert (statistics["exposed_reward_s"], statistics["wait/generation_s"]) == (0.0, 0.0)
+    assert verdict(statistics) == "balanced"
+    assert "clock was set" in explain("balanced", statistics)

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from plaudit_metrics.service.series.collectors import RecentMean, RecentWindow
+from plaudit_metrics.monitoring.rules import LEAST_SAMPLES
+from plaudit_metrics.service.series.collectors import RecentLow, RecentMean, RecentWindow
 
 SAMPLES_PER_STEP = 64
 LATENCY_THRESHOLD_S = 30.0
@@ -23,7 +24,8 @@ _VALIDATION_MIN = 24
 _CLOCK_BEHIND_S = 1200.0
 _STANDING = (
     *("hung scorer", "dead redis", "dead trainer", "suspended", "resume", "finished", "no rollout", "not starting"),
-    *("no reward worker", "raising function", "first step hangs", "trainer restarts"),
+    *("no reward worker", "raising function", "first step hangs", "trainer restarts", "suspended often"),
+    *("slow validation", "validation hangs"),
 )
 """In these no step closes."""
 _FROM_THE_START = ("first step", "first step hangs")
@@ -86,6 +88,7 @@ class Run:
     window: RecentWindow = field(init=False)
     recent_late: RecentMean = field(init=False)
     recent_failed: RecentMean = field(init=False)
+    recent_low: RecentLow = field(init=False)
     call_s: float = 5.0
     steps: int = 0
     seconds: float = 0.0
@@ -104,6 +107,7 @@ class Run:
         """Begin without samples."""
         self.window = RecentWindow(has_steps=not self.cell.scenario.startswith("service"))
         self.recent_late, self.recent_failed = RecentMean(self.window), RecentMean(self.window)
+        self.recent_low = RecentLow(self.window, LEAST_SAMPLES)
 
     @property
     def shares(self) -> tuple[int, float, float]:
@@ -129,6 +133,8 @@ class Run:
             self.opened_s = max(self.opened_s, until_s)
         if self.cell.scenario in ("suspended", "resume") and self.now_s < self._recovered_s + 600.0 <= until_s:
             self.opened_s = self.trainer_started_s = until_s  # a new trainer has started
+        if self._is_suspended(self.now_s) and not self._is_suspended(until_s):
+            self.opened_s = self.trainer_started_s = until_s
         if fault == "trainer restarts" and until_s % 720.0 < until_s - self.now_s:
             self.trainer_started_s = until_s
         if fault == "raising function" and until_s - self.opened_s >= self.cell.step_s / 2:
@@ -142,6 +148,11 @@ class Run:
         self.hanging_since = (self.hanging_since if self.hanging_since is not None else until_s) if hung else None
         if self.cell.scenario == "first step hangs":
             self.hanging_since = None
+
+    def _is_suspended(self, now_s: float) -> bool:
+        """Return True in the first six of each twelve minutes of the fault."""
+        fault_s = now_s - self.cell.fault_min * 60.0
+        return "often" in self.cell.scenario and fault_s >= 0 and now_s < self._recovered_s and fault_s % 720 < 360
 
     def _catches_up(self, now_s: float) -> bool:
         """Return True while the step that a dead Redis held goes on, for eight minutes."""
@@ -219,9 +230,14 @@ class Run:
         for part in range(_PARTS):
             begin, end = (count * (part + each) // _PARTS for each in (0, 1))
             place = self.window.add(end - begin, self.now_s)
-            for mean, share in ((self.recent_late, max(late, failed)), (self.recent_failed, failed)):
+            for means, share in (((self.recent_late,), max(late, failed)), (self._failures, failed)):
                 good = count - round(share * count)
-                mean.add(float(max(end - max(good, begin), 0)), end - begin, place)
+                for mean in means:
+                    mean.add(float(max(end - max(good, begin), 0)), end - begin, place)
+
+    @property
+    def _failures(self) -> tuple[RecentMean, RecentLow]:
+        return self.recent_failed, self.recent_low
 
     def _series(self, minute: int, fault: str) -> dict[str, float | None]:
         service = self.cell.scenario.startswith("service")
@@ -247,17 +263,23 @@ class Run:
         return {
             "plaudit_recent_late_ratio": late,
             "plaudit_recent_failed_ratio": failed,
+            "plaudit_recent_failed_low_ratio": self.recent_low.share,
             'plaudit_scorer_recent_failed_ratio{scorer="judge"}': failed,
+            'plaudit_scorer_recent_failed_low_ratio{scorer="judge"}': self.recent_low.share,
             'plaudit_limiter_recent_wait_seconds{judge="judge"}': None if late is None else 30.0 if throttled else 1.0,
             'plaudit_tool_recent_failed_ratio{tool="search"}': 0.6 if fault == "broken tool" else 0.02,
-            "plaudit_sandbox_recent_failed_ratio": 0.2 if fault == "machines fail" else 0.01,
+            "plaudit_sandbox_recent_failed_low_ratio": 0.2 if fault == "machines fail" else 0.01,
             'plaudit_samples_total{outcome="scored"}': self.samples_ended + self._samples_of_open_step(),
         }
 
     def _samples_of_open_step(self) -> float:
         """Return how many samples of the open step have ended."""
+        if self.cell.scenario == "validation hangs" and self.now_s >= self.cell.fault_min * 60.0:
+            return 0.0
         if self.cell.scenario == "first step hangs" and not self.steps:
             return 0.0
+        if self.cell.scenario == "slow validation":  # one of its samples ends every twenty minutes, no whole group
+            return float(int(self.now_s / 1200.0))
         return float(int(self.shares[0] * min((self.now_s - self.opened_s) / self.cell.step_s, 0.9)))
 
     def _of_process(self, minute: int, fault: str, *, service: bool) -> dict[str, float | None]:
@@ -292,6 +314,7 @@ class Run:
         opened = max(self.opened_s, self.trainer_started_s, min(self.validating_until_s, self.now_s))
         series: dict[str, float | None] = {
             "plaudit_step_opened_timestamp_seconds": self._stamp(opened),
+            "plaudit_trainer_validating": float("validation" in fault),
             "plaudit_trainer_started_timestamp_seconds": self._stamp(self.trainer_started_s),
             "plaudit_step_seconds_sum": self.seconds,
             "plaudit_step_seconds_count": float(self.steps),
@@ -344,6 +367,7 @@ class Run:
 
     def _of_redis(self, minute: int, fault: str, *, service: bool) -> dict[str, float | None]:
         gone = fault in ("suspended", "finished", "not starting") or self._resumes(self.now_s)
+        gone = gone or self._is_suspended(self.now_s)
         gone = gone or (self.cell.scenario == "resume" and fault == "resume")
         workers = {
             "trainer": 0.0 if gone or fault == "dead trainer" else 1.0,
@@ -383,6 +407,8 @@ class Run:
             "degraded": "Degraded",
             "not starting": "Starting",
         }.get(fault, "Running")
+        if self._is_suspended(minute * 60.0):
+            phase = "Suspended"
         if not self._has_begun(minute * 60.0):
             return {}
         series: dict[str, float | None] = {}

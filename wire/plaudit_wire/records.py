@@ -47,6 +47,10 @@ PAUSE: Final = "pause"
 prompts again."""
 REDIS: Final = "redis"
 """``WaitRecord.cause``: Redis did not answer the trainer."""
+UNKNOWN: Final = "unknown"
+"""``WaitRecord.cause``: Redis's clock was set, so the stamps of the awaited groups do not give it."""
+VALIDATES: Final = "validates"
+"""``WorkerRecord.doing`` of a trainer that waits for validation samples."""
 LIVE_WITHIN_S: Final = 20.0
 """A process counts as dead when its last heartbeat is older than this."""
 LEASE_S: Final = 20.0
@@ -255,7 +259,7 @@ class WaitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     awaited: list[str]
     """Ids of the groups that became ready and ended the wait; empty for a pause."""
     cause: str = ""
-    """``PAUSE``, ``REDIS``, or empty when the cause follows from the stamps of the awaited groups."""
+    """``PAUSE``, ``REDIS``, ``UNKNOWN``, or empty when the cause follows from the stamps of the awaited groups."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -20,8 +20,9 @@ from plaudit_metrics.monitoring.rules import AS_WRITTEN, BURNS, THRESHOLDS, Aler
 _SINCE_STEP = "(plaudit_redis_last_seen_timestamp_seconds - plaudit_step_opened_timestamp_seconds)"
 _HAS_TRAINER = "(plaudit_staleness_limit or plaudit_step_opened_timestamp_seconds)"
 """Absent in a service: it has no steps, and nobody whose waiting would hide a late reward."""
-_LONGEST_STEP = "(plaudit_recent_steps_max_seconds and plaudit_step > 1)"
-"""Where lengths alternate, the first step alone says nothing of the second."""
+_LONGEST_STEP = "(plaudit_recent_steps_max_seconds and plaudit_step > 1 unless plaudit_trainer_validating == 1)"
+"""Where lengths alternate, the first step alone says nothing of the second, and steps say nothing of a validation."""
+_STARTS = "changes(plaudit_trainer_started_timestamp_seconds[1h])"
 _TRAINER_LIVES = '(sum without (role, state) (plaudit_workers{role="trainer"}) > 0)'
 _REDIS_WAS_AWAY = "max_over_time((max_over_time(plaudit_redis_up[1m]) == bool 0)[15m:1m]) == 1"
 """For a whole minute, a quarter of an hour ago at most: the open step is as old as that made it, and goes on."""
@@ -93,8 +94,8 @@ _PROGRESS = (
         "StepStalled",
         "critical",
         "{{ $labels.run }}: no step has closed for {{ $value | humanizeDuration }}.",
-        "That is over <stalledSteps> times the longest of the newest steps, or far too long for one of the first two. "
-        "No group of a validation has ended either.",
+        "That is over <stalledSteps> times the longest of the newest steps, or far too long for one of the first two "
+        "or for a validation. No group of a validation has ended either.",
         f"(({_SINCE_STEP} > <stalledSeconds> and {_SINCE_STEP} > <stalledSteps> * {_LONGEST_STEP})\n"
         f"  or (({_SINCE_STEP} > <firstStepSeconds> unless {_SAMPLES_END} or {_SINCE_STEP} > 4 * <firstStepSeconds>)\n"
         f"    unless {_LONGEST_STEP} unless {_SINCE_STEP} <= <stalledSteps> * plaudit_recent_steps_max_seconds))\n"
@@ -113,9 +114,10 @@ _PROGRESS = (
     Alert(
         "TrainerRestarting",
         "critical",
-        "{{ $labels.run }}: the trainer has started {{ $value }} times within an hour.",
+        "{{ $labels.run }}: the trainer has started {{ $value }} times within an hour, resumed jobs excluded.",
         "It repeats the work since its checkpoint each time. Its log says why it ends.",
-        "changes(plaudit_trainer_started_timestamp_seconds[1h]) >= <trainerStarts>",
+        f"({_STARTS} - on (run) group_left () ceil(run:plaudit_stops:changes1h / 2) >= <trainerStarts>)\n"
+        f"or ({_STARTS} unless on (run) run:plaudit_stops:changes1h) >= <trainerStarts>",
         held="0m",
         panel="Workers",
     ),
@@ -165,17 +167,18 @@ _FAILURES = (
     Alert(
         "ScoresFailing",
         "critical",
-        "{{ $labels.run }}: {{ $value | humanizePercentage }} of the samples have no score because scorers fail.",
-        "They are not trained on. /api/v1/failures lists the reasons by scorer.",
-        "run:plaudit_failed:ratio_10m > <failedShare>",
+        "{{ $labels.run }}: at least {{ $value | humanizePercentage }} of the samples have no score: scorers fail.",
+        "That is no chance. They are not trained on. /api/v1/failures lists the reasons by scorer.",
+        "plaudit_recent_failed_low_ratio > <failedShare>",
         panel="Samples by outcome",
     ),
     Alert(
         "ScorerFailing",
         "warning",
-        "{{ $labels.run }}: {{ $value | humanizePercentage }} of the calls of scorer {{ $labels.scorer }} fail.",
+        "{{ $labels.run }}: at least {{ $value | humanizePercentage }} of the calls of scorer {{ $labels.scorer }} "
+        "fail.",
         "A judge, a reward model, a sandbox or a function. /api/v1/failures lists the reasons.",
-        "avg_over_time(plaudit_scorer_recent_failed_ratio[10m]) > <scorerFailedShare>",
+        "plaudit_scorer_recent_failed_low_ratio > <scorerFailedShare>",
         panel="Failed calls by scorer",
     ),
     Alert(
@@ -426,9 +429,10 @@ _SANDBOXES = (
     Alert(
         "SandboxFailing",
         "warning",
-        "{{ $labels.run }}: {{ $value | humanizePercentage }} of the machines of samples cannot be made, or break.",
+        "{{ $labels.run }}: at least {{ $value | humanizePercentage }} of the machines of samples cannot be made, or "
+        "break.",
         "Their samples have no score. /api/v1/failures lists the reasons.",
-        "avg_over_time(plaudit_sandbox_recent_failed_ratio[10m]) > <sandboxFailedShare>",
+        "plaudit_sandbox_recent_failed_low_ratio > <sandboxFailedShare>",
         panel="Failed share of the newest machines",
     ),
     Alert(
@@ -535,7 +539,7 @@ def recording_rules(windows: Windows = AS_WRITTEN) -> dict[str, Any]:
     """Return the content of the rule file."""
     rules = [
         {"record": name, "expr": windows.expression(expression)}
-        for name, expression in (_late() | _failed() | _steps() | _means() | _phases()).items()
+        for name, expression in (_late() | _steps() | _means() | _phases()).items()
     ]
     return {"groups": [{"name": "plaudit.rules", "interval": windows.duration("30s"), "rules": rules}]}
 
@@ -550,11 +554,6 @@ def _late() -> dict[str, str]:
     return {
         f"run:plaudit_late:ratio_{window}": f"avg_over_time(plaudit_recent_late_ratio[{window}])" for window in windows
     }
-
-
-def _failed() -> dict[str, str]:
-    """Return the share of samples without a score because scorers fail, likewise."""
-    return {"run:plaudit_failed:ratio_10m": "avg_over_time(plaudit_recent_failed_ratio[10m])"}
 
 
 _SUM_WINDOWS = (("30m", 4), ("1h", 4), ("3h", 4), ("5h", 2))
@@ -597,13 +596,19 @@ def _of_steps(sums: str, matching: str = "") -> str:
 def _phases() -> dict[str, str]:
     """Return the runs whose job is not running, or was not when an operator reported it last, within an hour.
 
-    Without the hour, suspended jobs would fire while no operator runs.
+    Without the hour, suspended jobs would fire while no operator runs. And return how often each was suspended, or
+    preempted by its queue, within an hour, and how often it went on.
     """
     jobs = 'plaudit_rljob_info{{run!="", phase{}"Running|Degraded"}}'
     other, running = (jobs.format(matches) for matches in ("!~", "=~"))
     newest = "max by (run) (max_over_time(timestamp({})[1h:1m]))".format
     reported_last = f"({newest(other)} unless {newest(running)} >= {newest(other)})"
-    return {"run:plaudit_not_running:last1h": f"max by (run) ({other})\nor {reported_last}"}
+    stopped = 'max by (run) (plaudit_rljob_info{run!="",phase=~"Suspended|Pending"})'
+    stops = f'changes(({stopped} or 0 * max by (run) (plaudit_rljob_info{{run!=""}}))[1h:1m])'
+    return {
+        "run:plaudit_not_running:last1h": f"max by (run) ({other})\nor {reported_last}",
+        "run:plaudit_stops:changes1h": stops,
+    }
 
 
 def _means() -> dict[str, str]:

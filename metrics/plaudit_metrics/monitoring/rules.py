@@ -85,6 +85,10 @@ IDLE_S = 1800.0
 """... and absent when none has ended for so long."""
 LEAST_SAMPLES = 20
 """Fewer samples than this say nothing."""
+EVIDENCE_STEPS = 32
+"""Whether a share is chance is judged over at most so many steps, or ``RECENT_S``, ..."""
+DOUBT = 4.9
+"""... with a probability of at most exp(-4.9) a look that it is (docs/metrics.md has the false alarms of it)."""
 RECENT_STEPS = 10
 """The longest of so many steps is how long a step may take."""
 

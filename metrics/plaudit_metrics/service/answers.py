@@ -15,7 +15,7 @@ from plaudit_metrics.sources.steps import ClosedStep, flat_step
 from plaudit_metrics.statistics.stages import stages_of
 from plaudit_metrics.statistics.steps import slowest_samples, wall_seconds
 from plaudit_metrics.statistics.verdict import explain, reasoning, replies_are_slow, verdict_over
-from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord, WorkerRecord
+from plaudit_wire.records import VALIDATES, GroupRecord, SampleRecord, StepRecord, WorkerRecord
 
 RECENT_STEPS = 10
 """The number of steps in the verdict over several."""
@@ -104,6 +104,8 @@ def open_step(
     awaited_for_s = (seconds or 0.0) if overlap else 0.0
     waits_for, facts = _waits_for(seen, trainer, unheard_s, median(lengths) if lengths else 0.0, awaited_for_s)
     step = "" if number is None or seconds is None else f"step {number}, open for {_long(seconds)}: "
+    if seen.is_validating:
+        step += "the trainer validates; "
     return {"step": number, "seconds": seconds, "waits_for": waits_for, "text": step + "; ".join(facts)}
 
 
@@ -143,7 +145,7 @@ def _waits_for(
     facts += [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
     if trainer is not None and trainer.problem:
         facts.append(("unscored", trainer.problem))
-    if trainer is not None and trainer.doing:
+    if trainer is not None and trainer.doing and trainer.doing != VALIDATES:
         facts.append(("trainer", f"the trainer {trainer.doing}"))
     of_rollouts, of_rewards = _of_rollouts(seen), _of_scorers(seen) + _of_reward_queue(seen)
     facts += of_rollouts + of_rewards if _awaits_rollouts(seen, awaited_for_s) else of_rewards + of_rollouts

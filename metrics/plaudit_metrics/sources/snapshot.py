@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 
 from plaudit_wire.messages import Announcement, RecordError, decode
 from plaudit_wire.names import CONSUMER_GROUPS, Names
-from plaudit_wire.records import LIVE_WITHIN_S, EngineStatus, ScorerWork, WorkerRecord
+from plaudit_wire.records import LIVE_WITHIN_S, VALIDATES, EngineStatus, ScorerWork, WorkerRecord
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,11 @@ class RunSnapshot:
     def trainer_started(self) -> float:
         """Return when the live trainer began to work (seconds since the epoch); 0 without one."""
         return max((worker.started for worker in self.worker_records if worker.role == "trainer"), default=0.0)
+
+    @property
+    def is_validating(self) -> bool:
+        """Return True while the trainer waits for validation samples."""
+        return any(worker.role == "trainer" and worker.doing == VALIDATES for worker in self.worker_records)
 
     @property
     def scorers(self) -> dict[str, ScorerWork]:

@@ -16,7 +16,7 @@ So every sample only moves forward through the causes, and the earliest cause am
 at the points in time at which the *last* awaited sample leaves each cause. No sampling, no sweep, and the parts add up
 to the wait. A wait whose cause the trainer recorded itself goes wholly to it: ``pause`` (too many samples had no score,
 so the trainer paused before it admitted their prompts again), ``redis`` (Redis did not answer it for over a second, so
-nobody could hand anything on).
+nobody could hand anything on), ``unknown`` (Redis's clock was set, and stamps of two clocks cannot be compared).
 
 **The verdict.** The first rule that holds decides:
 
@@ -33,7 +33,7 @@ nobody could hand anything on).
    (the same wait, at least half of it because the endpoint asked for a pause, as with status 429), ``sandboxes`` (the
    same wait, at least half of it of tests that wait for a place), ``group-scorer``; for ``ready_queue`` (the groups
    were ready, the trainer had not taken them) ``trainer``.
-7. ``balanced``: neither side holds three fifths.
+7. ``balanced``: neither side holds three fifths, or it is unknown which one does.
 
 The rules look at exposed time only, so they hold for synchronous and asynchronous schedules: time that overlaps with
 the update is no part of a wait. The threshold of a fifth is that of the alert RewardStarvesTrainer.
@@ -52,12 +52,12 @@ import msgspec
 import numpy as np
 
 from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
-from plaudit_wire.records import OUTCOMES, PAUSE, REDIS, GroupRecord, WaitRecord
+from plaudit_wire.records import OUTCOMES, PAUSE, REDIS, UNKNOWN, GroupRecord, WaitRecord
 
 CAUSES = ("generation", "sandboxes", "tools", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
 """In the order of the pipeline; all but the first three are the reward side's."""
-ALL_CAUSES = (*CAUSES, REDIS)
-"""With the one that is nobody's; its figure is absent where Redis always answered."""
+ALL_CAUSES = (*CAUSES, REDIS, UNKNOWN)
+"""With those that are nobody's; their figures are absent where Redis always answered and its clock was not set."""
 ROLLOUT_CAUSES = CAUSES[:3]
 _OF_GROUPS = CAUSES[:-1]
 """Causes that follow from the stamps of the awaited groups."""
@@ -72,14 +72,14 @@ class WaitSplit:
     total_s: float
     """Sum of the waits."""
     cause_s: dict[str, float]
-    """Seconds for each of ``CAUSES``, and for ``REDIS`` if there are any; they add up to ``total_s``."""
+    """Seconds for each of ``CAUSES``, and for ``REDIS`` and ``UNKNOWN`` if any; they add up to ``total_s``."""
     straggler_s: float
     """Seconds in which the trainer waited for a single sample or group (of at least four)."""
 
     @property
     def exposed_reward_s(self) -> float:
         """Return the seconds in which the trainer waited for rewards after generation had ended."""
-        return sum(seconds for cause, seconds in self.cause_s.items() if cause not in (*ROLLOUT_CAUSES, REDIS))
+        return sum(seconds for cause, seconds in self.cause_s.items() if cause in CAUSES[len(ROLLOUT_CAUSES) :])
 
 
 def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Sequence[WaitRecord]) -> WaitSplit:
@@ -101,7 +101,7 @@ def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Se
         straggler_s += max(by_group, by_sample)
     return WaitSplit(
         total_s=float(sum(wait.end - wait.start for wait in waits)),
-        cause_s={cause: s for cause, s in zip(ALL_CAUSES, cause_s.tolist(), strict=True) if s or cause != REDIS},
+        cause_s={cause: s for cause, s in zip(ALL_CAUSES, cause_s.tolist(), strict=True) if s or cause in CAUSES},
         straggler_s=straggler_s,
     )
 
@@ -238,6 +238,9 @@ _REPLIED_SLOWLY = (
     "Redis replied slowly, after {reply_s:.2f} s at the median, and a sample waits for about {replies} replies: look "
     "at the network to it, at its CPU and at slow commands (SLOWLOG GET)."
 )
+_CLOCK_WAS_SET = (
+    "Redis's clock was set, so the stamps do not give what the trainer waited for: the next steps give it again."
+)
 _READY_WAITED = (
     "Groups were ready, and the trainer had not taken them: it waits in between for the GPUs, for weights or for Redis."
 )
@@ -300,6 +303,8 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
     has_paused = statistics.get(f"wait/{REDIS}_s", 0.0) >= WAITING_SHARE * step_s
     if name == "redis" and not has_paused and replies_are_slow(_slow_reply_s(statistics), step_s):
         return _REPLIED_SLOWLY.format(reply_s=statistics[REPLY_KEY], replies=_REPLIES_OF_A_SAMPLE)
+    if name == "balanced" and statistics.get(f"wait/{UNKNOWN}_s", 0.0) >= WAITING_SHARE * step_s:
+        return _CLOCK_WAS_SET
     details = {"reward": _slowest_scorer, "generation": _of_generation, "tools": _slowest_tool}
     details |= {"reward-queue": _taken_over, "straggler": _taken_over, "sandboxes": _slowest_of_machines}
     more = details[name](statistics) if name in details else ""

@@ -28,7 +28,7 @@ from plaudit_metrics.statistics.columns import failures_of
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.terminal.overview import OverviewSource, RunOverview, UnknownRunError, source_of
 from plaudit_wire.printable import printable
-from plaudit_wire.records import OUTCOMES, PAUSE, REDIS
+from plaudit_wire.records import OUTCOMES, PAUSE, REDIS, UNKNOWN
 
 _REFUSED = 2
 _STEPS = 10
@@ -37,7 +37,8 @@ _BAR = 30
 _NARROW = 120
 """Columns of a terminal below which only the most important columns are shown."""
 _LETTERS = {"trainer": "T", "generation": "G", "sandboxes": "m", "tools": "o", "sample_queue": "q"}
-_LETTERS |= {"limiter": "L", "score": "S", "group_scorer": "g", "ready_queue": "r", PAUSE: "P", REDIS: "R"}
+_LETTERS |= {"limiter": "L", "score": "S", "group_scorer": "g", "ready_queue": "r"}
+_LETTERS |= {PAUSE: "P", REDIS: "R", UNKNOWN: "?"}
 """Part of a step's time → the letter that draws it: a bar can be read without colours."""
 _COLOURS = {
     "trainer": "green",
@@ -51,6 +52,7 @@ _COLOURS = {
     "ready_queue": "cyan",
     PAUSE: "bright_magenta",
     REDIS: "bright_red",
+    UNKNOWN: "white",
 }
 """Part of a step's time → its colour in the bar."""
 

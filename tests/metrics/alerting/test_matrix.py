@@ -57,7 +57,10 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "clock of redis behind": {},
     "dead trainer": {"NoTrainer critical": LENGTHS},
     "trainer restarts": {"TrainerRestarting critical": LENGTHS},
+    "suspended often": {},
     "validation": {},
+    "slow validation": {},
+    "validation hangs": {"StepStalled critical": SHORT},
     "first step": {"RewardLatencyBurn warning": LENGTHS, "RewardsUniform warning": (LONG,)},
     "first step hangs": {"StepStalled critical": LENGTHS},
     "dead metrics pod": {"RunWithoutMetrics critical": LENGTHS},
@@ -119,8 +122,9 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     **{f"{samples} samples, 20 % late": _BOTH_BURNS for samples in (16, 4096)},
     **{
         f"{samples} samples, 16 % failed": {"ScoresFailing critical": LENGTHS, "RewardLatencyBurn warning": LENGTHS}
-        for samples in (16, 64, 1024)
+        for samples in (64, 1024)
     },
+    "16 samples, 16 % failed": {"ScoresFailing critical": SHORT, "RewardLatencyBurn warning": LENGTHS},
     "full redis": {"RedisMemoryHigh critical": LENGTHS},
     "unwritten redis": {"RedisPersistenceFailing critical": LENGTHS},
     "failed": {"RLJobFailed critical": LENGTHS},
@@ -250,6 +254,7 @@ PAGES = {
     "dead trainer": "NoTrainer",
     "trainer restarts": "TrainerRestarting",
     "first step hangs": "StepStalled",
+    "validation hangs": "StepStalled",
     "dead metrics pod": "RunWithoutMetrics",
     "service with a hung scorer": "ScorerHanging",
     "service with a throttled judge, then idle": "RewardLatencyBurn",

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plaudit_wire.records import REDIS, UNKNOWN, WaitRecord
 from plaudit_workers.training import state
 from plaudit_workers.training.state import ServerClock
+from plaudit_workers.training.step import StepReport
 
 _PAUSE_S = 20.0
 
@@ -69,7 +71,8 @@ async def _run(world: World, events: list[str], monkeypatch: pytest.MonkeyPatch)
                 world.local_ahead_s += world.random.uniform(-1200, 1200)
             case "step":
                 steps.append((clock.now() - opened, world.elapsed_s - began))
-                clock.settle()
+                set_by_s = clock.settle()
+                stamps = [each + set_by_s for each in stamps]
                 opened, began = clock.now(), world.elapsed_s
         world.pausing = event == "pause"
         world.elapsed_s += world.random.uniform(0.0, 2.0)
@@ -112,18 +115,41 @@ def test_a_pause_of_redis_is_an_outage_and_a_busy_trainer_is_none(monkeypatch: p
     assert asyncio.run(asked()) == []
 
 
-@given(st.integers(0, 2**32), st.floats(-60, 1200))
-def test_a_clock_of_redis_that_was_set_is_followed_from_the_next_step_on(seed: int, set_by_s: float) -> None:
+@given(st.integers(0, 2**32), st.one_of(st.floats(-7200, -1.1), st.floats(1.1, 7200)))
+def test_a_clock_of_redis_that_was_set_is_followed_at_once_from_the_next_step_on(seed: int, set_by_s: float) -> None:
     async def followed() -> None:
         world = World(seed)
         clock = world.clock(monkeypatch)
         await clock.synchronise()
         world.server_ahead_s += set_by_s
-        for _ in range(3):
-            await clock.synchronise()
-            clock.settle()
-        world.elapsed_s += 100 * 60
+        await clock.synchronise()
+        assert clock.set_by_s == pytest.approx(set_by_s, abs=0.01)
+        assert clock.settle() == pytest.approx(set_by_s, abs=0.02)
+        assert (clock.set_by_s, clock.now()) == (0.0, pytest.approx(world.server_s, abs=0.02))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        asyncio.run(followed())
+
+
+@given(st.integers(0, 2**32), st.floats(-0.9, 0.9))
+def test_a_clock_of_redis_that_is_corrected_a_little_is_followed_without_a_jump_back(seed: int, by_s: float) -> None:
+    async def followed() -> None:
+        world = World(seed)
+        clock = world.clock(monkeypatch)
+        await clock.synchronise()
+        world.server_ahead_s += by_s
+        await clock.synchronise()
+        before = clock.now()
+        clock.settle()
+        assert (clock.set_by_s, clock.now() >= before) == (0.0, True)
+        world.elapsed_s += 100
         assert clock.now() == pytest.approx(world.server_s, abs=0.05)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         asyncio.run(followed())
+
+
+def test_a_report_forgets_the_causes_that_stamps_give_and_keeps_those_that_the_trainer_saw() -> None:
+    report = StepReport(1, 0.0, waits=[WaitRecord(1.0, 3.0, ["a"]), WaitRecord(4.0, 5.0, [], REDIS)])
+    report.forget_causes()
+    assert [(wait.start, wait.end, wait.cause) for wait in report.waits] == [(1.0, 3.0, UNKNOWN), (4.0, 5.0, REDIS)]

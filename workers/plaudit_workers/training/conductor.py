@@ -26,7 +26,7 @@ from plaudit_reward.served_machines import run_provider
 from plaudit_wire.errors import JobFailedError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
-from plaudit_wire.records import SandboxWork, StepRecord, WorkerRecord
+from plaudit_wire.records import VALIDATES, SandboxWork, StepRecord, WorkerRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.files import whole_file
 from plaudit_workers.stored_samples import store_groups
@@ -102,6 +102,8 @@ class Conductor:
         self._machines = _ended_machines(run, state)
         self._writing: asyncio.Task[None] | None = None
         self._saved_step = -1
+        self._stamps_fit_after = -1
+        """The newest step whose groups may have been begun before Redis's clock was set."""
 
     async def run(self, broken_off: dict[str, Any] | None) -> bool:
         """Go through the steps, first the rest of one that was broken off; return True if all are done."""
@@ -145,7 +147,10 @@ class Conductor:
 
     def _open(self, broken_off: dict[str, Any] | None) -> tuple[OpenStep, StepReport]:
         number = self._state.version.number + 1
-        self._run.clock.settle()
+        set_by_s = self._run.clock.settle()
+        self._state.paused_until += set_by_s
+        if set_by_s:  # groups that were begun before have stamps of both clocks
+            self._stamps_fit_after = number - 1 + self._schedule.max_staleness
         if broken_off is None:
             return OpenStep(self._schedule, number), StepReport(number, self._run.clock.now())
         step = OpenStep(self._schedule, number, broken_off["accounted"], broken_off.get("replaced", 0))
@@ -184,11 +189,14 @@ class Conductor:
     async def _close(self, report: StepReport) -> None:
         closed = self._run.clock.now()
         report.figures[REPLY_KEY] = self._run.clock.reply_s(report.opened)
+        if self._run.clock.set_by_s or report.step <= self._stamps_fit_after:
+            report.forget_causes()
         if self._machines is not None:
             report.figures |= self._machines.release_figures()
         plan = self._run.plan.validation
         if plan is not None and plan.is_due(report.step, self._schedule.steps):
-            evaluation = await self._validation.evaluate(self._stop)
+            with self._state.at_work(VALIDATES):
+                evaluation = await self._validation.evaluate(self._stop)
             if evaluation is not None:
                 report.figures |= evaluation.figures
                 report.ended += zip(evaluation.groups, evaluation.records, strict=True)

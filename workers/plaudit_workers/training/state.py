@@ -340,15 +340,18 @@ _MOST_OUTAGES = 1000
 _DRIFT_S = 0.01
 """Two clocks drift apart by less than that in a minute."""
 _SLEW = 0.01
-"""The clock loses at most this share of a second each second, so that no duration is off by more."""
+"""The clock loses at most this share of a second each second, so that no duration is off by more ..."""
+_CLOCK_SET_S = 1.0
+"""... but follows at once, between two steps, when Redis's was set by more: its stamps would fit nothing for hours."""
 
 
 class ServerClock:
-    """Estimate the clock of Redis's host: an offset to the monotonic clock, which never falls.
+    """Estimate the clock of Redis's host: an offset to the monotonic clock, which never falls but in ``settle``.
 
     Waits and closings are stamped with it, so that they fit what the stream scripts stamped. The offset is that of the
     fastest of the newest round trips, as in NTP: a paused Redis, which replies late, does not move it. When Redis's
-    clock itself is set, the offset stays until ``settle``, so that no duration contains the jump.
+    clock itself is set, the offset stays until ``settle``, so that no duration contains the jump; until then
+    ``set_by_s`` tells that Redis's stamps do not fit.
 
     Args:
         ask: returns the server's seconds since the epoch.
@@ -360,6 +363,8 @@ class ServerClock:
         self._offset_s = self._target_s = time.time() - time.monotonic()
         self._slewed_at = time.monotonic()
         self._newest = 0.0
+        self.set_by_s = 0.0
+        """By how much Redis's clock was set since ``settle``; 0: by less than a second."""
         self._unanswered_since: float | None = None
         self._outages: deque[tuple[float, float]] = deque(maxlen=_MOST_OUTAGES)
 
@@ -375,6 +380,9 @@ class ServerClock:
         elif exchange.trip_s < known.trip_s and abs(self._target_s - known.offset_s) <= known.trip_s / 2:
             self._move(exchange.offset_s)  # the same clock, known better
         self._exchanges.append(exchange)
+        off_s = exchange.offset_s - self._target_s
+        if abs(off_s) > _CLOCK_SET_S + exchange.trip_s / 2:
+            self.set_by_s = off_s
 
     async def _exchange(self) -> _Exchange:
         asked = time.monotonic()
@@ -405,13 +413,22 @@ class ServerClock:
         num_replies = max(_FEWEST_REPLIES, sum(each.asked >= asked_after for each in self._exchanges))
         return median(each.trip_s for each in list(self._exchanges)[-num_replies:])
 
-    def settle(self) -> None:
-        """Follow a Redis whose clock was set: forwards at once, backwards slowly. Call it where no duration runs."""
+    def settle(self) -> float:
+        """Follow a Redis whose clock was set. Call it where no duration runs.
+
+        Returns:
+            The seconds by which this clock was set at once, for points in time that were taken before; usually 0.
+        """
+        self.set_by_s = 0.0
         best = min(self._exchanges, key=_trip_s, default=None)
         if best is None or abs(best.offset_s - self._target_s) <= best.trip_s / 2 + _DRIFT_S:
-            return
-        logger.warning("the clock of Redis was set", seconds=round(best.offset_s - self._target_s, 3))
+            return 0.0
+        set_by_s, before = best.offset_s - self._target_s, self.now()
+        logger.warning("the clock of Redis was set", seconds=round(set_by_s, 3))
         self._move(best.offset_s)
+        if abs(set_by_s) > _CLOCK_SET_S:
+            self._offset_s, self._newest = best.offset_s, 0.0
+        return self.now() - before
 
     def _move(self, offset_s: float) -> None:
         """Take an offset: a larger one at once, a smaller one slowly."""
@@ -423,7 +440,7 @@ class ServerClock:
         return max(self._offset_s - _SLEW * (monotonic_s - self._slewed_at), self._target_s)
 
     def now(self) -> float:
-        """Return seconds since the epoch on the server's clock; never less than before."""
+        """Return seconds since the epoch on the server's clock; never less than before, since ``settle``."""
         monotonic_s = time.monotonic()
         self._newest = max(self._newest, monotonic_s + self._offset_at(monotonic_s))
         return self._newest

@@ -19,7 +19,7 @@ import msgspec
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.errors import JobFailedError
 from plaudit_wire.logs import get_logger
-from plaudit_wire.records import PAUSE, REDIS, GroupRecord, SampleRecord, StepRecord, WaitRecord
+from plaudit_wire.records import PAUSE, REDIS, UNKNOWN, GroupRecord, SampleRecord, StepRecord, WaitRecord
 from plaudit_workers.stream.groups import Group
 from plaudit_workers.training.groups import (
     Admitter,
@@ -210,6 +210,10 @@ class StepReport:
             self.samples += sample_records(group, self.step)
         self.records += records
         self.ended += zip(groups, records, strict=True)
+
+    def forget_causes(self) -> None:
+        """Call the causes of the waits unknown: Redis's clock was set, so that no stamps tell what they were for."""
+        self.waits = [wait if wait.cause else WaitRecord(wait.start, wait.end, [], UNKNOWN) for wait in self.waits]
 
     def record(self, incarnation: int, trainer_version: int, closed: float, duplicates: int = 0) -> StepRecord:
         """Return the record of the whole step.

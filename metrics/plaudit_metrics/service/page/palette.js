@@ -18,6 +18,7 @@ export const CAUSES = [
   named("ready_queue", "ready queue"),
   named("pause", "pause: too many without a score"),
   named("redis", "Redis did not answer"),
+  named("unknown", "unknown: Redis’s clock was set"),
 ];
 
 /** Of a sample, in their order. */

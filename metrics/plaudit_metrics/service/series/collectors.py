@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from plaudit_metrics.monitoring.rules import FEW_SAMPLES, IDLE_S, LEAST_SAMPLES, MOST_SAMPLES, RECENT_S
+from plaudit_metrics.monitoring.rules import (
+    DOUBT,
+    EVIDENCE_STEPS,
+    FEW_SAMPLES,
+    IDLE_S,
+    LEAST_SAMPLES,
+    MOST_SAMPLES,
+    RECENT_S,
+)
 from plaudit_metrics.statistics.columns import SANDBOX_STAGES, Integers, SandboxColumns, ToolCalls, tool_name
 from plaudit_metrics.statistics.stages import BatchHistogram
 from plaudit_wire.logs import drawn, sample_ids
@@ -102,6 +111,23 @@ class RecentWindow:
         """Return True when no sample is recent, because there are no steps and the newest is too old."""
         return not self._has_steps and self._now - self._newest > self._idle_s
 
+    @property
+    def whole_steps(self) -> int:
+        """Return the samples of the smallest stretch that is no biased sample; while the first step is open, all."""
+        if not self._has_steps:
+            return FEW_SAMPLES
+        return self._size or max(self._samples, 1)
+
+    def age(self, place: tuple[int, float]) -> int:
+        """Return how many samples ended after those of this place."""
+        return self._samples - place[0]
+
+    def is_evidence(self, place: tuple[int, float]) -> bool:
+        """Return True if the samples of this place may still tell what is to be expected of the next ones."""
+        if place[1] >= self._newest - RECENT_S:
+            return True
+        return self._has_steps and self.age(place) < EVIDENCE_STEPS * self.whole_steps
+
     def holds(self, place: tuple[int, float], newer: int) -> bool:
         """Return True if the samples of this place are recent; ``newer`` are the values that came after them."""
         number, at = place
@@ -145,32 +171,125 @@ class RecentMean:
         return max(self._total, 0.0) / self._count
 
 
+def share_bound(hits: float, count: int, *, upper: bool = False, doubt: float = DOUBT) -> float:
+    """Return a one-sided confidence bound of a share of which ``hits`` of ``count`` were seen.
+
+    Chernoff's inequality: of all shares as far away, chance alone gives such counts with a probability of at most
+    ``exp(-doubt)``, for any count. Without values nothing is known: 0 or 1.
+    """
+    if count <= 0:
+        return float(upper)
+    seen = min(max(hits / count, 0.0), 1.0)
+    near, far = seen, float(upper)
+    for _ in range(_BISECTIONS):
+        share = (near + far) / 2
+        near, far = (share, far) if count * _divergence(seen, share) <= doubt else (near, share)
+    return near
+
+
+_BISECTIONS = 30
+
+
+def _divergence(seen: float, share: float) -> float:
+    """Return the Kullback-Leibler divergence of two Bernoulli distributions; ``share`` is neither 0 nor 1."""
+    hit = seen * math.log(seen / share) if seen > 0 else 0.0
+    return hit + ((1 - seen) * math.log((1 - seen) / (1 - share)) if seen < 1 else 0.0)
+
+
+class RecentLow:
+    """Compute the share that recent values have at least: what chance alone does not explain.
+
+    A step of 16 or 64 samples says little, so the newest 1, 2, 4 … steps are looked at together, as far back as newer
+    ones do not contradict: after a repair an outage ends to count with the first steps that show it.
+    """
+
+    def __init__(self, window: RecentWindow, least: int = 1) -> None:
+        self._window = window
+        self._least = least
+        """Fewer values than this say nothing."""
+        self._batches: deque[tuple[tuple[int, float], float, int]] = deque()
+
+    def add(self, total: float, count: int, place: tuple[int, float]) -> None:
+        """Add a batch: the sum and the number of its values, and their place in the window."""
+        if count > 0:
+            self._batches.append((place, total, count))
+        while self._batches and not self._window.is_evidence(self._batches[0][0]):
+            self._batches.popleft()
+
+    @property
+    def share(self) -> float | None:
+        """Return the share; None without enough values."""
+        if self._window.is_idle:
+            return None
+        found, agreed = None, 1.0
+        for total, count in self._sums():
+            if count >= self._least:
+                found = max(found or 0.0, min(share_bound(total, count), agreed))
+                agreed = min(agreed, share_bound(total, count, upper=True, doubt=_CONTRADICTS))
+        return found
+
+    def _sums(self) -> Iterator[tuple[float, int]]:
+        """Yield the sum and the number of the values of the newest 1, 2, 4 … steps."""
+        size, total, count = self._window.whole_steps, 0.0, 0
+        for place, of_batch, in_batch in reversed(self._batches):
+            while self._window.age(place) >= size:
+                yield total, count
+                size *= 2
+            total, count = total + of_batch, count + in_batch
+        yield total, count
+
+
+_CONTRADICTS = 1.35
+"""The newer steps are from a smaller share with a probability of about 95 %."""
+
+
 class RecentMeans(Collector):
-    """Expose the means of the recent values by label values; those of too few are absent."""
+    """Expose the means of the recent values by label values; those of too few are absent.
+
+    With ``low``, another family is the share that they have at least (``RecentLow``), of at least so many values.
+    """
 
     def __init__(
-        self, name: str, documentation: str, labels: Sequence[str], window: RecentWindow, registry: CollectorRegistry
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str],
+        window: RecentWindow,
+        registry: CollectorRegistry,
+        low: tuple[str, int] | None = None,
     ) -> None:
         self._family = (name, documentation, labels)
+        self._low = low
         self._window = window
         self._means: dict[tuple[str, ...], RecentMean] = {}
+        self._lows: dict[tuple[str, ...], RecentLow] = {}
         registry.register(self)
 
     def add(self, total: float, count: int, place: tuple[int, float], *labels: str) -> None:
         """Add a batch: the sum and the number of its values, and their place in the window."""
         self._means.setdefault(labels, RecentMean(self._window)).add(total, count, place)
+        if self._low is not None:
+            self._lows.setdefault(labels, RecentLow(self._window, self._low[1])).add(total, count, place)
 
     def forget(self) -> None:
         """Forget all values."""
         self._means.clear()
+        self._lows.clear()
 
     def keep(self, names: Collection[str]) -> None:
         """Forget the values whose first label is not among these names."""
-        self._means = {labels: mean for labels, mean in self._means.items() if labels[0] in names}
+        for labels in [labels for labels in self._means if labels[0] not in names]:
+            del self._means[labels]
+            self._lows.pop(labels, None)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the family as it is scraped."""
-        yield gauge_family(*self._family, {labels: recent.mean for labels, recent in self._means.items()})
+        """Yield the families as they are scraped."""
+        name, documentation, names = self._family
+        yield gauge_family(name, documentation, names, {labels: recent.mean for labels, recent in self._means.items()})
+        if self._low is not None:
+            certain = f"{documentation}; at least so much, whatever chance does"
+            shares = {labels: recent.share for labels, recent in self._lows.items()}
+            yield gauge_family(self._low[0], certain, names, shares)
 
     describe = collect
 
@@ -263,7 +382,8 @@ class SandboxSeries:
         made = "Machines of samples, by whether they could be made and did not break"
         self.machines = Counter("plaudit_sandbox_machines", made, ["result"], registry=registry)
         failed = "Share of the recent machines that could not be made, or broke"
-        self._recent_failed = RecentMeans("plaudit_sandbox_recent_failed_ratio", failed, [], window, registry)
+        low = ("plaudit_sandbox_recent_failed_low_ratio", LEAST_SAMPLES)
+        self._recent_failed = RecentMeans("plaudit_sandbox_recent_failed_ratio", failed, [], window, registry, low)
         self._begun = False
 
     def count(self, machines: SandboxColumns) -> None:

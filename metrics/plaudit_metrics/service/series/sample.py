@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from plaudit_metrics.monitoring.rules import LEAST_SAMPLES
 from plaudit_metrics.service.series.collectors import (
     UNTRACED,
     NamedSamples,
@@ -95,9 +96,13 @@ class SampleSeries:
         late = "Share of late samples among the recent training samples: those of a whole step"
         self._recent_late = means("plaudit_recent_late_ratio", late, [])
         failed = "Share of the recent samples whose scoring failed"
-        self._recent_failed = means("plaudit_recent_failed_ratio", failed, [])
+        self._recent_failed = means(
+            "plaudit_recent_failed_ratio", failed, [], low=("plaudit_recent_failed_low_ratio", LEAST_SAMPLES)
+        )
         calls = "Share of a scorer's recent calls that failed"
-        self._recent_scorer_failed = means("plaudit_scorer_recent_failed_ratio", calls, ["scorer"])
+        self._recent_scorer_failed = means(
+            "plaudit_scorer_recent_failed_ratio", calls, ["scorer"], low=("plaudit_scorer_recent_failed_low_ratio", 1)
+        )
         waits = "Mean wait of a scorer's recent calls for limits"
         self._recent_limiter_wait = means("plaudit_limiter_recent_wait_seconds", waits, ["judge"])
 

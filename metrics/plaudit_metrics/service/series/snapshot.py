@@ -80,6 +80,12 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[RunSnapshot], Labelled
         (),
         lambda seen: {(): None if seen.sandboxes is None else seen.sandboxes.oldest_wait_s},
     ),
+    (
+        "plaudit_trainer_validating",
+        "1 while the trainer waits for validation samples",
+        (),
+        lambda seen: {(): seen.is_validating if seen.trainer_started else None},
+    ),
     ("plaudit_policy_version", "Announced policy version", (), lambda seen: {(): seen.policy_version}),
     (
         "plaudit_policy_version_lag",
