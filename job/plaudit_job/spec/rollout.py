@@ -58,6 +58,11 @@ class SamplingSpec(Section):
     """Sample on behind the model's end of turn, up to ``maxTokens`` or a stop; for agent kinds ``singleTurn`` and
     ``custom``. Default false."""
 
+    @property
+    def stops(self) -> tuple[str | int, ...]:
+        """The texts and the tokens that end a response beside the model's end of turn."""
+        return (*self.stop, *self.stop_token_ids)
+
 
 class McpSpec(Section):
     """An MCP server, all of whose tools the model may call: give ``url`` or ``command``."""

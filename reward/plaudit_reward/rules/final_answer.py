@@ -24,7 +24,9 @@ class FinalAnswer(NamedTuple):
 
 MOST_CHARACTERS = 100_000
 """Of a longer response the end is read."""
-_TURN_END = re.compile(r"(?:<\|[\w-]{1,30}\|>|</s>|<eos>|<end_of_turn>)\Z")
+_TURN_END = re.compile(
+    r"(?:<[|｜][\w▁-]{1,30}[|｜]>|</s>|<(?:seed:)?eos>|<end_of_(?:turn|utterance)>|<turn\|>|(?:\[EOS\]|\[e~\[))\Z"
+)
 _THOUGHT = re.compile(
     r"</(?:think|thinking|thought|reasoning|seed:think)>|<\|(?:/think|end_of_thought)\|>|◁/think▷|\[/THINK\]"
     r"|<\|channel\|>final<\|message\|>|(?<![a-z])assistantfinal",

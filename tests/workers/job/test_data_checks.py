@@ -98,6 +98,16 @@ def test_arguments_that_the_template_does_not_read_are_noted(report: Callable[..
     assert any("chatTemplateArguments.enable_thinkin: is not read by the chat template" in note for note in notes)
 
 
+def test_a_template_behind_whose_end_of_turn_the_policy_writes_on_is_noted(report: Callable[..., DataReport]) -> None:
+    template = CHATML.replace("<|im_end|>", "<|endoftext|>")  # the tokenizer's end is <|im_end|>
+    notes = [str(note) for note in report([row("1")], template).notes]
+    assert any("ends a turn with '<|endoftext|>', which is no end of a sequence" in note for note in notes)
+    stops = {"stop": ["<|endoftext|>"]}
+    assert not any(
+        "no end of a sequence" in str(note) for note in report([row("1")], template, rollout__sampling=stops).notes
+    )
+
+
 def test_without_the_tokenizers_files_it_says_that_nothing_was_rendered(report: Callable[..., DataReport]) -> None:
     (note,) = report([row("1")], model={"source": "nobody/has-this"}).notes
     assert "nobody/has-this are not on this machine: prompts were not rendered, lengths not counted" in note.message

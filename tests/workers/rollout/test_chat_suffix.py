@@ -213,7 +213,9 @@ def test_a_template_whose_end_of_turn_does_not_end_the_engines_turn_is_reported(
     template = ChatTemplate(chat_tokenizer(eos="<|endoftext|>"))
     remark = ChatSuffix(template).check("look_up")
     assert "ends a turn with '<|im_end|>', which is no end of a sequence" in remark
+    stop_token = template.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert ChatSuffix(template).check("look_up", stop=["<|im_end|>"]) == ""
+    assert ChatSuffix(template).check("look_up", stop=[stop_token]) == ""
     for family in FAMILIES.values():
         silent = ChatTemplate(chat_tokenizer(family.template, family.special, family.eos))
         assert "which is no end of a sequence" not in ChatSuffix(silent).check("look_up")
@@ -250,8 +252,36 @@ def test_an_end_that_the_template_writes_otherwise_in_history_is_not_written_twi
     """gpt-oss ends its answer with <|return|>, and the template writes <|end|> for it once another message follows."""
     body = "{{- '<|start|>' + m.role + '<|message|>' + m.content }}{{- '<|return|>' if ends else '<|end|>' }}"
     body = "{%- set ends = loop.last and m.role == 'assistant' %}" + body
-    special = ("<|start|>", "<|message|>", "<|end|>", "<|return|>")
+    special = ("<|start|>", "<|message|>", "<|end|>", "<|return|>", "<|endoftext|>")
     family = _of(body, "<|start|>assistant", *special, eos="<|return|>")
     template = ChatTemplate(chat_tokenizer(family.template, family.special, family.eos))
-    found = ChatSuffix(template).after_answer([{"role": "user", "content": "more"}], template.tokenizer.eos_token_id)
-    assert template.tokenizer.decode(found) == "<|start|>user<|message|>more<|end|><|start|>assistant"
+    for end in ("<|return|>", "<|endoftext|>"):
+        last = template.tokenizer.convert_tokens_to_ids(end)
+        found = ChatSuffix(template).after_answer([{"role": "user", "content": "more"}], last)
+        assert template.tokenizer.decode(found) == "<|start|>user<|message|>more<|end|><|start|>assistant"
+
+
+_GEMMA4 = _of(
+    "{%- if m.role == 'tool' %}{{- '<|tool_response>' + m.content + '<tool_response|>' }}"
+    "{%- elif m.tool_calls %}{{- '<|turn>model\\n' }}{%- for call in m.tool_calls %}"
+    "{{- '<|tool_call>' + call.function.name }}{{- call.function.arguments | tojson }}"
+    "{{- '<tool_call|>' }}{%- endfor %}"
+    "{%- else %}{{- '<|turn>' + m.role + '\\n' + m.content + '<turn|>\\n' }}{%- endif %}",
+    "' + ('' if messages[-1].role == 'tool' else '<|turn>model\\n') + '",
+    *("<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+    eos="<|tool_response>",
+)
+_GLM45 = Family(
+    FAMILIES["glm4"].template, (*FAMILIES["glm4"].special, "<tool_call>", "</tool_call>"), "<|observation|>"
+)
+
+
+@pytest.mark.parametrize("family", [_GEMMA4, _GLM45], ids=["gemma4", "glm4.5"])
+def test_an_end_of_turn_that_opens_the_results_of_tools_is_not_written_twice(family: Family) -> None:
+    """GLM ends a turn with calls by <|observation|>, Gemma 4 by <|tool_response>, right behind the call's own token."""
+    template = ChatTemplate(chat_tokenizer(family.template, family.special, family.eos))
+    call, result = tool_call("look_up", {"key": "a"}, 0), tool_message("look_up", "value", 0)
+    user, message = {"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}
+    ids = [*template.encode(template.render([user, message], generate=False)), template.tokenizer.eos_token_id]
+    ids += ChatSuffix(template).after_calls([call], [result], ids[-1])
+    assert ids == template.encode(template.render([user, message, result], generate=True))

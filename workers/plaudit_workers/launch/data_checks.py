@@ -365,6 +365,11 @@ def _notes(job: RLJob, template: ChatTemplate, text: str) -> Iterator[Problem]:
         if argument not in written:
             field = f"spec.model.chatTemplateArguments.{argument}"
             yield Problem(field, "is not read by the chat template", "Correct its name, or remove it")
+    from plaudit_workers.rollout.agents.chat import ChatSuffix
+
+    if remark := ChatSuffix(template).goes_on(job.spec.rollout.sampling.stops):
+        complaint, _, remedy = remark.partition(". ")
+        yield Problem(_template_field(job), complaint, remedy)
 
 
 class RuleChecks:

@@ -295,7 +295,7 @@ async def _conversations(
         agent = EnvironmentAgent(
             *chat, reads_text=processes.environment == "text", step_limit_s=spec.environment_timeout_seconds
         )
-    if remark := agent.suffix.check(tools[0].name if tools else "", job.spec.rollout.sampling.stop):
+    if remark := agent.suffix.check(tools[0].name if tools else "", job.spec.rollout.sampling.stops):
         logger.warning(remark)
     return agent
 
@@ -309,7 +309,7 @@ async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agen
 
     model, spec = job.spec.model, job.spec.rollout.agent
     chat_formats = ChatFormats(load_tokenizer(model), model.chat_template_arguments, spec.tool_parser)
-    if remark := chat_formats.of([]).suffix.remarks(job.spec.rollout.sampling.stop):
+    if remark := chat_formats.of([]).suffix.remarks(job.spec.rollout.sampling.stops):
         logger.warning(remark)
     async with EndpointServer() as server:
         limits = spec.max_turns, spec.timeout_seconds

@@ -118,9 +118,9 @@ class Auditor:
         seen: set[Path] = set()
         try:
             while True:
-                if self._kept is not None:
-                    await self._kept.store()
                 files = await asyncio.to_thread(surviving_files, self._folder / FOLDER)
+                if self._kept is not None and await self._kept.store(max(files, default=0)):
+                    continue
                 await self._watch_drift(files, has_room)
                 left = [path for path in files.values() if path not in self._done | seen]
                 if not left:

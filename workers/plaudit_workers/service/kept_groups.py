@@ -38,18 +38,23 @@ class KeptGroups:
         self._transport = transport
         self._run_folder = run_folder
 
-    async def store(self) -> None:
-        """Store what has waited; a file whose writing was cut off is written again as it was."""
-        while True:
-            newest = await asyncio.to_thread(lambda: max(surviving_files(self._run_folder / FOLDER), default=0))
-            taken = await self._transport.scripts.run(take_kept(_GROUPS_OF_A_FILE, _WITHIN_S, newest + 1))
-            if taken is None:
-                return
-            file, names = taken
-            groups = [await self._read(name) for name in names]
-            if None not in groups:  # else another worker has stored them, or Redis has lost them
-                await asyncio.to_thread(self._write, file, [group for group in groups if isinstance(group, Group)])
-            await self._transport.scripts.run(let_go(file))
+    async def store(self, newest: int) -> bool:
+        """Store a file of what has waited, and return True; False if nothing has waited long enough.
+
+        A file whose writing was cut off is written again as it was.
+
+        Args:
+            newest: number of the newest file there is; 0: none.
+        """
+        taken = await self._transport.scripts.run(take_kept(_GROUPS_OF_A_FILE, _WITHIN_S, newest + 1))
+        if taken is None:
+            return False
+        file, names = taken
+        groups = [await self._read(name) for name in names]
+        if None not in groups:  # else another worker has stored them, or Redis has lost them
+            await asyncio.to_thread(self._write, file, [group for group in groups if isinstance(group, Group)])
+        await self._transport.scripts.run(let_go(file))
+        return True
 
     async def _read(self, name: str) -> Group | RecordError | None:
         try:

@@ -96,9 +96,8 @@ class ChatSuffix:
         if closing is None:
             # Without an end-of-turn token the next message's opening ends the turn, as GLM's <|observation|>. Where the
             # template only writes another one in history, as gpt-oss <|end|> for <|return|>, it counts as written.
-            ends_otherwise = (
-                last in self._ends and self._template.encode(ended)[:1] == [last] and ids[0] in self._special
-            )
+            own = self._template.encode(ended)[:1]
+            ends_otherwise = last in self._ends and self._ends.issuperset(own) and own != [] and ids[0] in self._special
             return ids[ids[:1] == [last] or ends_otherwise :]
         return ids[self._num_written(ids, closing, last) :]
 
@@ -118,18 +117,20 @@ class ChatSuffix:
 
     def _num_written(self, continued: list[int], closing: int, last: int) -> int:
         """Return how many tokens of ``continued`` the policy has written itself."""
-        if last in self._special and last in continued[: closing + 1]:
+        # The token behind the closing is the policy's where it opens what follows: behind GLM's </tool_call> comes
+        # <|observation|>, behind Gemma's <tool_call|> comes <|tool_response>, and both end the turn.
+        if last in self._special and last in continued[: closing + 2]:
             return continued.index(last) + 1
         if last in self._ends:
             return closing + 1  # it ended with another token than the template writes, as Llama's eom for eot
         return closing  # it ended at a stop text: the suffix brings the end of the turn
 
-    def check(self, tool_name: str, stop: Sequence[str] = ()) -> str:
+    def check(self, tool_name: str, stop: Sequence[str | int] = ()) -> str:
         """Check that the template can continue a conversation; return remarks on it, or "".
 
         Args:
             tool_name: any tool of the job; empty: the policy's turns are answered by a user.
-            stop: the job's stop texts.
+            stop: the job's stop texts, and the ids of its stop tokens.
         """
         try:
             if tool_name:
@@ -143,11 +144,11 @@ class ChatSuffix:
             ) from error
         return self.remarks(stop)
 
-    def remarks(self, stop: Sequence[str] = ()) -> str:
+    def remarks(self, stop: Sequence[str | int] = ()) -> str:
         """Return what a user should know of conversations with this template; empty if there is nothing."""
-        return ". ".join(filter(None, [REWRITES if self.rewrites_history() else "", self._goes_on(stop)]))
+        return ". ".join(filter(None, [REWRITES if self.rewrites_history() else "", self.goes_on(stop)]))
 
-    def _goes_on(self, stop: Sequence[str]) -> str:
+    def goes_on(self, stop: Sequence[str | int]) -> str:
         """Return a remark if the engine does not end a turn where the template ends it."""
         tokenizer = self._template.tokenizer
         messages = [_USER, {"role": "assistant", "content": _MARKER}]
@@ -155,8 +156,10 @@ class ChatSuffix:
             ended = self._template.encode(self._after_marker(messages, generate=False) or "")
             continued = self._template.encode(self._after_marker([*messages, _USER], generate=True) or "")
             closing = self._closing(ended, continued)
-            end = tokenizer.decode([ended[closing]]) if closing is not None else ""
-            if closing is not None and ended[closing] not in engine_ends(tokenizer) and end not in stop:
+            if closing is None or ended[closing] in engine_ends(tokenizer):
+                return ""
+            end = tokenizer.decode([ended[closing]])
+            if end not in stop and ended[closing] not in stop:
                 return (
                     f"the chat template ends a turn with {end!r}, which is no end of a sequence for the model: the "
                     "policy writes on behind it. Name it in rollout.sampling.stop, or in eos_token_id of the model's "
