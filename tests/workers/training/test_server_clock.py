@@ -115,6 +115,22 @@ def test_a_pause_of_redis_is_an_outage_and_a_busy_trainer_is_none(monkeypatch: p
     assert asyncio.run(asked()) == []
 
 
+@pytest.mark.parametrize(("late", "reply_s"), [(0, 0.0), (3, 0.0), (5, 0.3)])
+def test_a_trainer_that_is_busy_when_most_replies_come_says_nothing_of_redis(
+    late: int, reply_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def replies() -> float:
+        world = World(1)
+        clock = world.clock(monkeypatch)
+        await clock.synchronise()
+        for number in range(5):
+            world.late_after_s = 0.3 if number < late else 0.0
+            await clock.synchronise()
+        return clock.reply_s(clock.now())
+
+    assert asyncio.run(replies()) == pytest.approx(reply_s, abs=0.01)
+
+
 @given(st.integers(0, 2**32), st.one_of(st.floats(-7200, -1.1), st.floats(1.1, 7200)))
 def test_a_clock_of_redis_that_was_set_is_followed_at_once_from_the_next_step_on(seed: int, set_by_s: float) -> None:
     async def followed() -> None:

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from statistics import median
 from typing import Any, Protocol, Self
 
 from plaudit_job.spec.rewards import AuditSpec
@@ -405,13 +404,15 @@ class ServerClock:
         return [(began, ended) for began, ended in stretches if ended > since]
 
     def reply_s(self, since: float) -> float:
-        """Return the median seconds of the server's replies since then (its clock), and at least of the newest five.
+        """Return the first quartile of the server's replies since then (its clock), and at least of the newest five.
 
-        One slow reply says nothing: this process was busy, or the server paused, which is a cause of its own.
+        A quarter that came at once says that the server is fast: the rest came while this process was busy, or the
+        server paused, which is a cause of its own.
         """
         asked_after = since - self._offset_at(time.monotonic())
         num_replies = max(_FEWEST_REPLIES, sum(each.asked >= asked_after for each in self._exchanges))
-        return median(each.trip_s for each in list(self._exchanges)[-num_replies:])
+        trips_s = sorted(each.trip_s for each in list(self._exchanges)[-num_replies:])
+        return trips_s[len(trips_s) // 4]
 
     def settle(self) -> float:
         """Follow a Redis whose clock was set. Call it where no duration runs.
