@@ -107,6 +107,9 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print closed steps as JSON lines, all other messages on standard error"
     )
+    parser.add_argument(
+        "--timings", action="store_true", help="print at the end what the seconds until the first step went into"
+    )
 
 
 def _submit_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,10 +13,11 @@ from plaudit_job.spec.rewards import ScorerSpec
 from plaudit_job.spec.rljob import EnvironmentServerSpec, RLJob, url_variable
 from plaudit_job.spec.rollout import RolloutSpec
 from plaudit_workers.launch.environment_process import NAME as ENVIRONMENT_NAME
-from plaudit_workers.launch.served_models import FOLDER
+from plaudit_workers.launch.served_models import FOLDER as SERVERS_FOLDER
 from plaudit_workers.launch.served_models import ROLE as MODEL_ROLE
 from plaudit_workers.launch.transport import RedisAccess
 from plaudit_workers.rollout.vllm_arguments import ROLLOUT_GROUP
+from plaudit_workers.timeline import FILE, TIMELINE
 
 Role = str
 """``trainer``, ``rollout``, ``reward``, ``gateway``, ``metrics``, ``model-<scorer>`` for reward models and
@@ -79,6 +80,7 @@ class LaunchSettings:
             "PLAUDIT_RUN": self.run,
             "PLAUDIT_RUN_FOLDER": str(self.folder),
             **self.redis.environment(role),
+            TIMELINE: str(self.folder / FILE),
             "PLAUDIT_LOG_FILE": str(self.folder / "logs" / f"{name}.log"),
             "PLAUDIT_METRICS_HOST": self.metrics_host,
             "PLAUDIT_METRICS_PORT": str(self.metrics_port),
@@ -91,7 +93,7 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
     spec = job.spec
     trainer, reward, own = spec.trainer, spec.reward, metrics_environment(job)
     own["PLAUDIT_MODEL_SERVERS"] = json.dumps(
-        {each.name: [(context.folder / FOLDER / each.name).as_uri()] for each in reward.model_scorers}
+        {each.name: [(context.folder / SERVERS_FOLDER / each.name).as_uri()] for each in reward.model_scorers}
     )
 
     def alike(role: Role, count: int, cpus: float, gpus: float = 0) -> list[ProcessPlan]:

@@ -52,6 +52,7 @@ from plaudit_workers.launch.transport import SERVICE_FILE, RedisAccess, run_redi
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, ProcessEnding, unless_stopped
 from plaudit_workers.rollout.vllm_arguments import is_cpu_build
 from plaudit_workers.service.client import ServiceError, connect
+from plaudit_workers.timeline import FILE, FIRST_STEP, STARTED, read_timeline, stamp, started_s, timings
 from plaudit_workers.training.state import Lineage
 
 _SERVICE_READY_WITHIN_S = 600.0
@@ -67,6 +68,7 @@ _COLUMNS = (
 EXIT_INTERRUPTED = 130
 """The exit code that shells use for a program that Ctrl-C ended."""
 _PRINT_EVERY_S = 0.25
+_PROCESS = "plaudit run"
 _LOOK_AGAIN_S = 0.2
 _RESUMABLE = "the same command with --resume continues from the last checkpoint"
 _CPU_BUILD_NOTE = (
@@ -86,6 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
             if prepared is None:
                 return EXIT_DONE
             folder = prepared.folder
+            timeline = folder / FILE
+            timeline.unlink(missing_ok=True)  # of the run that this one resumes
+            stamp(STARTED, _PROCESS, file=timeline, time_s=started_s())
+            stamp("checked the job", _PROCESS, file=timeline)
             write_ending(folder, None)
             for problem in ignored(prepared.job):
                 console.out(str(problem), style="yellow")
@@ -124,6 +130,8 @@ class _Launch:
         self._console = console
         self._lines = StepLines(folder / "steps.jsonl", console, as_json=arguments.json)
         self._incarnation = Lineage.read(folder / "checkpoints").newest
+        self._timeline = folder / FILE
+        self._timings: bool = arguments.timings
         self._gateway = GatewayAddress() if job.spec.trains else gateway_address(folder, job.spec.reward.gateway)
 
     async def run(self) -> ProcessEnding:
@@ -131,6 +139,7 @@ class _Launch:
         host = own_address() if self._address else "127.0.0.1"
         async with run_redis(self._job, self._folder, host=host) as redis:
             write_redis_address(self._folder, redis.admin)
+            self._stamp("started Redis")
             context = self._context(redis)
             async with self._ray(context, interrupt) as plans:
                 supervisor = Supervisor(
@@ -140,6 +149,8 @@ class _Launch:
                 )
                 ending = await self._supervise(supervisor, context, plans, interrupt)
         print_summary(self._console, self._folder, restarts=supervisor.restarts)
+        for line in timings(read_timeline(self._timeline)) if self._timings else ():
+            self._console.out(line)
         if interrupt.stop.is_set() and not ending.code and self._job.spec.trains:
             return ProcessEnding(EXIT_INTERRUPTED, f"stopped; {_RESUMABLE}")
         return ending
@@ -177,6 +188,7 @@ class _Launch:
             if not await unless_stopped(interrupt.stop, connecting):
                 raise _RayNotUpError
             interrupt.listen()
+            self._stamp("started Ray")
         try:
             if self._address:
                 with reported_wait(self._console, "the nodes of the Ray cluster"):
@@ -215,6 +227,7 @@ class _Launch:
             nonlocal ending
             with reported_wait(self._console, "room for the processes in Ray"):
                 await supervisor.start()
+            self._stamp("asked Ray for all processes")
             ending = await supervisor.until_done()
 
         try:
@@ -231,8 +244,14 @@ class _Launch:
 
     async def _print_steps(self) -> None:
         while True:
+            closed = self._lines.closed
             self._lines.print_new()
+            if self._lines.closed > closed == 0:
+                self._stamp(FIRST_STEP)
             await asyncio.sleep(_PRINT_EVERY_S)
+
+    def _stamp(self, stage: str) -> None:
+        stamp(stage, _PROCESS, file=self._timeline)
 
 
 async def _in_daemon_thread(work: Callable[[], None]) -> None:

@@ -49,6 +49,7 @@ from plaudit_workers.process import (
     ProcessSettings,
     serve_guarded,
 )
+from plaudit_workers.timeline import STARTED, stamp, started_s
 
 logger = get_logger(__name__)
 _RESTART_PAUSE_S = 0.5
@@ -263,6 +264,8 @@ class ProcessActor:
         os.environ["PLAUDIT_WORKER"] = f"{name}-{uuid.uuid4().hex[:8]}"
         if ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed:
             os.environ[RESTARTED] = "1"
+        stamp(STARTED, time_s=started_s())
+        stamp("got its role from Ray")
         self._serve = serve
         self._settings = ProcessSettings.from_environment()
         self._stop = asyncio.Event()
@@ -285,6 +288,7 @@ class ProcessActor:
     async def _run(self) -> ProcessEnding:
         module, _, function = self._serve.partition(":")
         serve = getattr(importlib.import_module(module), function)
+        stamp("imported")
         ending = await serve_guarded(serve, self._settings, self._stop)
         if ending.code == EXIT_CRASHED:
             os._exit(EXIT_CRASHED)

@@ -35,6 +35,7 @@ from plaudit_workers.rollout.vllm_arguments import (
     prepare_environment,
     refuse_hidden_gpus,
 )
+from plaudit_workers.timeline import stamp
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -170,6 +171,7 @@ class VllmEngine:
         from plaudit_workers.rollout.vllm_loop import EngineAdapters, VllmLoop
         from plaudit_workers.tokenizer import with_model_ends
 
+        stamp("imported vLLM")
         if is_cpu_build():
             # The variable is too late where something else has imported torch before.
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -49,6 +49,7 @@ from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.calls import Delivery
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.transport import Transport
+from plaudit_workers.timeline import stamp
 
 logger = get_logger(__name__)
 _BEAT_EVERY_S = 5.0
@@ -168,6 +169,7 @@ class RolloutWorker:
                     return
                 async with alone_on_gpu(self._transport.names.run):
                     await self._engine.start()
+                stamp("started the engine")
                 tasks.start(self._weights.watch())
                 await self._work(tasks, stop)
         finally:
@@ -177,6 +179,8 @@ class RolloutWorker:
     async def _work(self, tasks: Supervised, stop: asyncio.Event) -> None:
         # Leaving the consumer returns unfinished prompts to the stream, at once after a failure.
         async with Consumer[Prompt](self._transport, "prompts", self._name, self._options.consumer) as consumer:
+            await unless_stopped(stop, self._weights.hold())
+            stamp("loaded the policy")
             while not stop.is_set():
                 await self._take(tasks, consumer, stop)
             await self._drain()

@@ -43,7 +43,6 @@ from plaudit_reward.functions.result import ServedModel, Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess, Router
 from plaudit_reward.machines import RunMachines
 from plaudit_reward.pipeline import Pipeline
-from plaudit_reward.rules.scorer import RuleScorer
 from plaudit_reward.scorer import GroupScorer, InlineScorer, Scorer, agent_reward
 from plaudit_reward.verifier import VerifierScorer
 from plaudit_wire.errors import ConfigurationError, RefusedError
@@ -304,7 +303,9 @@ def _server_pool(scorer: ScorerSpec, context: BuildContext) -> ServerPool:
     )
 
 
-def _rule_scorer(scorer: ScorerSpec, context: BuildContext) -> RuleScorer:
+def _rule_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
+    from plaudit_reward.rules.scorer import RuleScorer  # 100 modules, with mpmath
+
     processes = context.reward.workers.processes
     return RuleScorer(scorer.name, scorer.rule, scorer.rule_arguments, processes=processes)
 

@@ -39,6 +39,7 @@ from plaudit_workers.service.tokens import SampleRate, Tokens
 from plaudit_workers.service.worker import service_of
 from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.transport import Transport
+from plaudit_workers.timeline import stamp
 
 logger = get_logger(__name__)
 _END_WITHIN_S = 5
@@ -115,6 +116,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     pages = {"/metrics": gateway.metrics}
     try:
         async with HealthServer(settings.health_port, ready=callers.is_running.is_set, pages=pages):
+            stamp("ready")
             await serve_on(gateway, callers, listener, own, stop)
             await gateway.close()
     finally:

@@ -40,6 +40,7 @@ from plaudit_workers.stream.calls import Delivery
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, commit_group
 from plaudit_workers.stream.groups import Group, read_group
 from plaudit_workers.stream.transport import Transport
+from plaudit_workers.timeline import FIRST_SCORE, stamp
 
 if TYPE_CHECKING:
     from plaudit_workers.service.auditor import Auditor
@@ -140,6 +141,7 @@ class ScoringWorker:
         """Streams of which the newest look found as many entries as there were free slots: more may wait."""
         self._works: dict[asyncio.Task[None], Delivery[Any]] = {}
         self._freed = asyncio.Event()
+        self._scored = False
         self.ready = False
 
     @property
@@ -173,6 +175,7 @@ class ScoringWorker:
             Consumer[GroupDelivery](self._transport, "groups", self._name, self._options.consumer) as groups,
         ):
             self.ready = True
+            stamp("ready")
             async with asyncio.TaskGroup() as taking:
                 taking.create_task(self._take(tasks, samples, self._pipeline.room, self._score_sample, stop))
                 if self._pipeline.scores_groups:
@@ -215,6 +218,9 @@ class ScoringWorker:
         except _UNSTORABLE as error:
             await commit(self._transport, delivery, self._stamped(self._unstorable(error)))
         consumer.finished(delivery)
+        if not self._scored:
+            self._scored = True
+            stamp(FIRST_SCORE)
 
     async def _score_group(self, consumer: Consumer[GroupDelivery], delivery: Delivery[GroupDelivery]) -> None:
         group = await self._transport.retry_through_outage(lambda: read_group(self._transport, delivery.group))

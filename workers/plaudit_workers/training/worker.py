@@ -30,6 +30,7 @@ from plaudit_workers.service.build import has_group_scorers
 from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams, expire_run, keep_run
 from plaudit_workers.stream.transport import Transport
+from plaudit_workers.timeline import stamp
 from plaudit_workers.training.state import Lineage, RunPlan
 
 logger = get_logger(__name__)
@@ -136,6 +137,7 @@ async def _conduct(
     from plaudit_workers.training.sinks import Sinks, configuration
     from plaudit_workers.training.state import RunContext, ServerClock
 
+    stamp("imported torch and transformers")
     plan = RunPlan.from_job(job)
     if job.spec.rollout.agent.environment:
         await await_environments(job)  # it describes its tools, and may have the tasks
@@ -155,8 +157,10 @@ async def _conduct(
         validation_data = PromptData.for_validation(job.spec.data, renderer, settings.run_folder)
     with prepared("the sinks of spec.trainer.sinks", settings.run_folder):
         sinks = Sinks(settings.run_folder, job.spec.trainer.sinks, configuration(job))
+    stamp("read template and data")
     with prepared("the model", settings.run_folder):
         model = await asyncio.to_thread(build_model, job, 0, world_size, images)
+    stamp("built the model")
     run = RunContext(
         plan=plan,
         folder=settings.run_folder,
