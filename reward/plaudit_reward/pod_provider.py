@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 from plaudit_job.tasks import Task
 from plaudit_reward.providers import WORKDIR, MachineChoice, TaskMachine
+from plaudit_sandbox import machine as folders
 from plaudit_sandbox.machine import MachineLimits
 from plaudit_sandbox.pod_cluster import PodCluster
 from plaudit_sandbox.pod_manifests import (
@@ -155,8 +155,7 @@ class PodProvider:
             except InfrastructureError:  # no pod was made
                 continue
             self.cluster.remove({LABEL: name, **self._labels()})
-        for folder in places:  # plain files of this process: a restricted pod may make no namespaces
-            shutil.rmtree(folder, ignore_errors=True)
+        folders.remove(*places)
 
     def end(self) -> None:
         """Remove what a killed process made for a folder that was gone."""
