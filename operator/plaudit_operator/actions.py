@@ -18,7 +18,8 @@ processes that still run, and a queue counts a pod until it is gone. Pods on a r
 Redis pods are never deleted by force: two on one volume would corrupt it.
 
 **Replica counts** are set only on transitions, never as part of an applied Deployment. A suspended job has no trainer,
-rollouts, reward workers, reward models or machines; Redis, metrics and volumes stay. When a job gets fewer rollouts, those with
+rollouts, reward workers, reward models or machines;
+Redis, metrics and volumes stay. When a job gets fewer rollouts, those with
 the fewest samples in flight leave: a ReplicaSet deletes pods that are not ready first, and then those with the lowest
 ``pod-deletion-cost``. The costs are written only right before a Deployment of rollouts is scaled down, so that a job at
 rest causes no writes. Replicas of several pods are Jobs with numbers; the highest numbers leave.
