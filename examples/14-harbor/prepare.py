@@ -22,10 +22,10 @@ SYMBOLS = "123="
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ message['content'] }}{{ eos_token }}"
-    "{% elif message['role'] == 'user' %}{{ message['content'] }}{% endif %}"
+    "{% else %}{{ message['content'] }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}={% endif %}"
 )
-"""Without tools and their results: the model learns by trying what its commands earn."""
+"""Without the tool's description: the model learns by trying what its commands earn."""
 WEIGHTS_SEED = 2
 
 

@@ -26,13 +26,7 @@ def load(folder: Path) -> None:
     (folder / "Dockerfile").write_text(DOCKERFILE)
     built = ["buildah", "bud", "--isolation", "chroot", "--pull-never", "-q", "-t", IMAGE, str(folder)]
     subprocess.run(built, check=True, capture_output=True)
-    load_built(folder, IMAGE)
-
-
-def load_built(folder: Path, *names: str) -> None:
-    """Load images of this machine into the tests' cluster."""
-    for name in names:
-        archive = folder / "machine.tar"
-        subprocess.run(["buildah", "push", "-q", name, f"docker-archive:{archive}:{name}"], check=True)
-        subprocess.run(harness("load", str(archive)), check=True)
-        archive.unlink()
+    archive = folder / "machine.tar"
+    subprocess.run(["buildah", "push", "-q", IMAGE, f"docker-archive:{archive}:{IMAGE}"], check=True)
+    subprocess.run(harness("load", str(archive)), check=True)
+    archive.unlink()

@@ -16,7 +16,7 @@ from typing import Any
 
 import machine_image
 import pytest
-from real_cluster import ROOT, Cluster
+from real_cluster import Cluster
 
 from machine_attacks import ATTACKS, POD_ATTACKS, TAKEN_OVER, TEST
 from plaudit_job.tasks import read_task
@@ -291,15 +291,3 @@ def test_plaudit_tasks_in_pods(pods: PodCluster, tmp_path: Path, capsys: pytest.
     assert (checked["nothing"], checked["solution"], checked["problems"]) == (0.0, 1.0, [])
     assert pods.find({}) == []
     assert os.environ[NAMESPACE_VARIABLE] == NAMESPACE
-
-
-def test_tasks_with_images_of_their_own_in_pods(
-    pods: PodCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(ROOT / "examples" / "14-harbor" / "problems")
-    assert main(["images-of", folder, "--json"]) == 0
-    machine_image.load_built(tmp_path, *(each["image"] for each in json.loads(capsys.readouterr().out)))
-    assert main(["tasks", folder, "--provider", "pods", "--concurrent", "3", "--json"]) == 0
-    checks = json.loads(capsys.readouterr().out)
-    assert [(each["nothing"], each["solution"], each["problems"]) for each in checks] == [(0.0, 1.0, [])] * 3
-    assert pods.find({}) == []
