@@ -1,7 +1,7 @@
 """Describe what a plan does (plain data, carried out by ``planning/apply.py``), and decide on deletions and scaling.
 
 **After a job's end** ``lifecycle.cleanup`` deletes everything but the RLJob (All), keeps Redis (KeepTransport), or
-keeps everything (None).
+keeps everything (None) but the broker of machines: these belong to it, and nobody needs them any more.
 
 **A deleted job.** Its trainer finishes its update and saves, then Redis goes. Garbage collection deletes the children
 of a deleted RLJob at once, also while no operator runs. Redis's StatefulSet and Service therefore name the trainer's
@@ -18,7 +18,8 @@ processes that still run, and a queue counts a pod until it is gone. Pods on a r
 Redis pods are never deleted by force: two on one volume would corrupt it.
 
 **Replica counts** are set only on transitions, never as part of an applied Deployment. A suspended job has no trainer,
-rollouts, reward workers or reward models; Redis, metrics and volumes stay. When a job gets fewer rollouts, those with
+rollouts, reward workers, reward models or machines;
+Redis, metrics and volumes stay. When a job gets fewer rollouts, those with
 the fewest samples in flight leave: a ReplicaSet deletes pods that are not ready first, and then those with the lowest
 ``pod-deletion-cost``. The costs are written only right before a Deployment of rollouts is scaled down, so that a job at
 rest causes no writes. Replicas of several pods are Jobs with numbers; the highest numbers leave.
@@ -131,7 +132,9 @@ def cleanup_actions(observed: Observed) -> list[Action]:
     policy = (observed.job["spec"].get("lifecycle") or {}).get("cleanup", "All")
     if policy == "None":  # the objects stay for inspection, but the trainer of a failed job is stopped
         jobs = [job for job in observed.jobs_of("trainer") if (job.get("status") or {}).get("active")]
-        return [suspend_job(job, suspend=True) for job in jobs if not job["spec"].get("suspend")]
+        stopped = [suspend_job(job, suspend=True) for job in jobs if not job["spec"].get("suspend")]
+        brokers = [each for each in observed.own("Deployment") if labels(each).get(names.LABEL_ROLE) == "sandboxes"]
+        return [*stopped, *(Delete.of("Deployment", broker) for broker in brokers if not is_leaving(broker))]
     kept = names.role_object(observed.name, "redis") if policy == "KeepTransport" else ""
     return [
         Delete.of(kind.kind, child)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 from plaudit_job.tasks import Task
 from plaudit_reward.providers import WORKDIR, MachineChoice, TaskMachine
+from plaudit_sandbox import machine as folders
 from plaudit_sandbox.machine import MachineLimits
 from plaudit_sandbox.pod_cluster import PodCluster
 from plaudit_sandbox.pod_manifests import (
@@ -34,8 +34,8 @@ from plaudit_wire.errors import ConfigurationError, InfrastructureError
 
 NAMESPACE_VARIABLE: Final = "PLAUDIT_SANDBOXES_NAMESPACE"
 """The namespace of the pods; unset: that of this pod, or of the kubeconfig's context."""
-OWNER_VARIABLE: Final = "PLAUDIT_SANDBOXES_OWNER"
-"""JSON of ``apiVersion``, ``kind``, ``name`` and ``uid`` of an object that takes the pods along when it is deleted."""
+POD_VARIABLE: Final = "PLAUDIT_SANDBOXES_POD"
+"""The name of this process's own pod in that namespace. What made it takes the machines along when it is deleted."""
 RUN_LABEL: Final = "plaudit.dev/run"
 _PROCESSES = 512
 """Fewer than a node allows a pod (``podPidsLimit``, 1,024 on some): the keeper needs a few."""
@@ -61,7 +61,7 @@ class PodProvider:
 
     choice: MachineChoice
     namespace: str = field(default_factory=lambda: os.environ.get(NAMESPACE_VARIABLE, ""))
-    owner: Mapping[str, str] | None = field(default_factory=lambda: json.loads(os.environ.get(OWNER_VARIABLE, "null")))
+    own_pod: str = field(default_factory=lambda: os.environ.get(POD_VARIABLE, ""))
     _workdirs: dict[str, str] = field(default_factory=dict)
     """Of images, as their pods reported them."""
 
@@ -69,6 +69,11 @@ class PodProvider:
     def cluster(self) -> PodCluster:
         """Return the cluster; raise ``ConfigurationError`` if there is none."""
         return PodCluster(self.namespace)
+
+    @cached_property
+    def owner(self) -> Mapping[str, str] | None:
+        """Return what takes the machines along when it is deleted. Raises ``InfrastructureError``."""
+        return self.cluster.controller(self.own_pod) if self.own_pod else None
 
     def require(self) -> None:
         """Look for the cluster and the right to make machines, and make the network policies."""
@@ -155,8 +160,7 @@ class PodProvider:
             except InfrastructureError:  # no pod was made
                 continue
             self.cluster.remove({LABEL: name, **self._labels()})
-        for folder in places:  # plain files of this process: a restricted pod may make no namespaces
-            shutil.rmtree(folder, ignore_errors=True)
+        folders.remove(*places)
 
     def end(self) -> None:
         """Remove what a killed process made for a folder that was gone."""

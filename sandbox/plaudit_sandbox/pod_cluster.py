@@ -99,6 +99,15 @@ class PodCluster:
                 raise ConfigurationError(f"machines cannot be made in namespace {self.namespace}: {error}") from error
             raise
 
+    def controller(self, name: str) -> dict[str, str] | None:
+        """Return the reference to what made a pod, such as its ReplicaSet; None if nothing did.
+
+        Raises ``ClusterError``.
+        """
+        owners = self.read(name)["metadata"].get("ownerReferences") or []
+        made = next((owner for owner in owners if owner.get("controller")), None)
+        return made and {key: made[key] for key in ("apiVersion", "kind", "name", "uid")}
+
     def create(self, pod: Object) -> dict[str, Any]:
         """Create a pod and return it. Raises ``ClusterError`` with the API server's words."""
         return self._create(self._pods, pod)

@@ -20,6 +20,7 @@ from namespaces import HAS_NAMESPACES
 from plaudit_job.spec.rljob import SandboxesSpec
 from plaudit_reward.providers import ContainerProvider, provider_of
 from plaudit_sandbox.container_engine import find_engine
+from plaudit_workers.cli import main
 from waiting import until_in_thread
 
 pytestmark = [
@@ -87,6 +88,36 @@ def test_machines_of_a_run_may_be_containers(
     provider = provider_of(SandboxesSpec(provider="container"), run.folder)
     assert isinstance(provider, ContainerProvider)
     assert find_engine().remove_of(provider.run) == []
+
+
+@pytest.mark.skipif(bool(why_none()), reason=why_none())
+def test_samples_of_tasks_with_images_work_in_containers_of_these(
+    example: Callable[[str], Path], change_job: Callable[..., Path], plaudit_run: Callable[..., Any]
+) -> None:
+    folder = example("14-harbor")
+    assert main(["images-of", str(folder / "problems")]) == 0
+    solution = (folder / "problems" / "mend-mean" / "solution" / "solve.sh").read_text().strip()
+    call = {"name": "bash", "arguments": {"command": solution}}
+    job = change_job(
+        folder / "job.yaml",
+        algorithm__steps=1,
+        algorithm__samplesPerPrompt=2,
+        rollout__engine={
+            "kind": "scripted",
+            "arguments": {"turns": [f"<tool_call>{json.dumps(call)}</tool_call>", "="]},
+        },
+        rollout__agent__maxTurnTokens=None,
+    )
+    run = plaudit_run(job)
+    assert run.exit_code == 0, run.output
+    rows = [
+        row for file in run.folder.glob("samples/*.parquet") for row in pyarrow.parquet.read_table(file).to_pylist()
+    ]
+    assert len(rows) == 3 * 2
+    for row in rows:
+        task = json.loads(row["extra_info_json"])["task"].rpartition("/")[2]
+        assert (row["outcome"], row["score"]) == ("scored", float(task == "mend-mean")), row
+    assert machines_left(run.folder) == []
 
 
 def score_of(row: dict[str, Any]) -> float:

@@ -1,7 +1,8 @@
-"""A whole job whose samples work in pods: right rewards through a killed broker, and nothing left."""
+"""A whole job whose samples work in pods: right rewards through a killed broker and a suspension, and nothing left."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -59,9 +60,20 @@ class TerminalJob(PacedJob):
         spec["lifecycle"] = {"cleanup": "None", "failurePolicy": {"maxRestarts": 20}}
         return job
 
+    def suspend(self, value: bool) -> None:
+        """Suspend the job, or resume it."""
+        change = json.dumps({"spec": {"suspend": value}})
+        self.cluster.kubectl("--namespace", NAMESPACE, "patch", f"rlj/{self.name}", "--type=merge", "--patch", change)
+
     def machines(self) -> list[dict[str, Any]]:
         """Return the pods of machines and of their tests."""
         return self.cluster.pods(NAMESPACE, LABEL)
+
+
+def _is_ready(pods: list[dict[str, Any]]) -> bool:
+    """Tell whether a pod's process was started again, and serves."""
+    states = [state for pod in pods for state in pod["status"].get("containerStatuses", [])]
+    return any(state["restartCount"] and state["ready"] for state in states)
 
 
 def _call(digit: int) -> str:
@@ -81,10 +93,17 @@ def job(shared: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
     job.delete()
 
 
-def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_killed_broker(job: TerminalJob) -> None:
+def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_kill_and_a_suspension(job: TerminalJob) -> None:
     job.cluster.until("machines", lambda: len(job.machines()) >= 2, 400)
     (broker,) = job.pods("sandboxes")
     os.kill(main_process(broker), signal.SIGKILL)
+    job.cluster.until("the next broker", lambda: _is_ready(job.pods("sandboxes")), 120)
+    job.cluster.until("its machines", job.machines, 120)
+    job.suspend(True)
+    job.cluster.until("a suspended job without machines", lambda: not job.machines(), 60)
+    job.cluster.until("the suspension", lambda: job.phase == "Suspended", 120)
+    assert not job.machines()
+    job.suspend(False)
     job.cluster.until("the end", lambda: job.phase in ("Complete", "Failed", "Invalid"), 900)
     assert job.phase == "Complete", job.status["conditions"]
     ledger = job.ledger()
@@ -101,3 +120,5 @@ def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_killed_broker(
 
 def test_nothing_is_left_of_machines(job: TerminalJob) -> None:
     job.cluster.until("no machine is left", lambda: not job.machines(), 120)
+    assert not [*job.folder.glob("machines/*")]
+    assert not [*job.folder.glob("sandboxes/*")]

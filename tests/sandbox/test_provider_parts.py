@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from plaudit_sandbox.archives import RewardArchive, write_archive
 from plaudit_sandbox.container import changed_programs
 from plaudit_sandbox.machine import REWARD_FILES
+from plaudit_sandbox.privileges import NOBODY
 from plaudit_wire.errors import DataError
 
 PATH = "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/app/node_modules/.bin"
@@ -93,3 +97,31 @@ def test_what_is_carried_in_is_readable_and_root_s(tmp_path: Path) -> None:
     assert (members["app/in/secret"].mode & 0o777, members["app/in/secret"].uid) == (0o644, 0)
     assert members["app/in/link"].linkname == "/etc/passwd"
     assert members["logs"].isdir()
+
+
+REMOVES = """
+import os, pathlib, sys
+from plaudit_sandbox.machine import remove
+os.setuid(int(sys.argv[1]))
+remove(pathlib.Path("machine"))
+"""
+
+
+def test_a_user_who_may_make_no_namespaces_removes_folders_that_it_may_not_read(tmp_path: Path) -> None:
+    (unshare := tmp_path / "bin" / "unshare").parent.mkdir()
+    unshare.write_text("#!/bin/sh\nexit 1\n")
+    unshare.chmod(0o755)
+    (outside := tmp_path / "outside").mkdir(mode=0o700)
+    (closed := tmp_path / "all" / "machine" / "files" / "closed").mkdir(parents=True)
+    (closed / "file").touch()
+    (closed / "link").symlink_to(outside)
+    user = os.geteuid() or NOBODY
+    if not os.geteuid():
+        for path in (outside, tmp_path / "all", *(tmp_path / "all").rglob("*")):
+            os.chown(path, user, user, follow_symlinks=False)
+    closed.chmod(0)
+    environment = {**os.environ, "PATH": f"{unshare.parent}:{os.environ['PATH']}"}
+    command = [sys.executable, "-c", REMOVES, str(user)]
+    subprocess.run(command, check=True, cwd=tmp_path / "all", env=environment)
+    assert not [*(tmp_path / "all").iterdir()]
+    assert outside.stat().st_mode & 0o777 == 0o700

@@ -124,7 +124,7 @@ class LifecycleSpec(Section):
     """Seconds from the end of the job until the object is deleted. Default: never."""
     cleanup: Literal["All", "KeepTransport", "None"] = "All"
     """What is deleted at the end: ``All`` keeps the object and the shared volume, ``KeepTransport`` also keeps Redis,
-    ``None`` deletes nothing. Default All."""
+    ``None`` deletes nothing but machines (``sandboxes``). Default All."""
     failure_policy: FailurePolicySpec = FailurePolicySpec()
     """Restarts after an attempt of the trainer has ended."""
 

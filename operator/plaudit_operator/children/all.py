@@ -117,7 +117,7 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
     for group in roles.rollout_groups(context):
         children += roles.rollout_manifests(context, group, templates[group.child])
     if context.spec.has_broker:
-        children += roles.sandboxes_manifests(context, templates["sandboxes"])
+        children += roles.sandboxes_manifests(context, templates["sandboxes"], rests=suspended or waits)
     if context.spec.trains:
         children += [*roles.rollout_service(context), *roles.trainer_service(context)]
     children += [pod.disruption_budget(context, role) for role, count in _budgeted(context).items() if count >= 2]

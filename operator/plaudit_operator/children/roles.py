@@ -73,6 +73,7 @@ _LAST_CALLS_WITHIN_S = 150
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104
 _SANDBOXES_TOKEN = "token"  # noqa: S105
 _HEALTH_PORT = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
+_POD_NAME = {"fieldRef": {"fieldPath": "metadata.name"}}
 _RANK = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
 """The number of a pod in its Indexed Job."""
 
@@ -450,7 +451,6 @@ def rollout_job(
 
 def sandboxes_template(context: JobContext) -> Manifest:
     """Return the pod template of the broker of machines, the only pod of the job that may make pods."""
-    owner = context.metadata("", SANDBOXES_ROLE)["ownerReferences"][0]
     resources = ResourcesSpec(requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "2Gi"})
     process = RolePod(
         role=SANDBOXES_ROLE,
@@ -466,7 +466,7 @@ def sandboxes_template(context: JobContext) -> Manifest:
             "PLAUDIT_SANDBOXES_PORT": str(names.SANDBOXES_PORT),
             "PLAUDIT_SANDBOXES_TOKEN_FILE": _sandboxes_token_file(context),
             "PLAUDIT_SANDBOXES_NAMESPACE": context.namespace,
-            "PLAUDIT_SANDBOXES_OWNER": json.dumps({key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}),
+            "PLAUDIT_SANDBOXES_POD": _POD_NAME,
         },
         ports={"http": names.SANDBOXES_PORT, "health": names.HEALTH_PORT},
         probe=http_probe("/readyz", "health"),
@@ -477,12 +477,16 @@ def sandboxes_template(context: JobContext) -> Manifest:
     return pod_template(context, process)
 
 
-def sandboxes_manifests(context: JobContext, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment of the broker, its Service and its service account."""
+def sandboxes_manifests(context: JobContext, frozen: Frozen, *, rests: bool) -> list[Manifest]:
+    """Return the Deployment of the broker, its Service and its service account.
+
+    The machines belong to the broker's ReplicaSet. So a job that ``rests`` has no Deployment, not one without pods:
+    its machines go with it at once, whatever became of the broker.
+    """
     name = context.role_object(SANDBOXES_ROLE)
     return [
         context.manifest(SERVICE_ACCOUNT, context.metadata(name, SANDBOXES_ROLE), automountServiceAccountToken=False),
-        deployment(context, name, SANDBOXES_ROLE, frozen, {"type": "Recreate"}),
+        *([] if rests else [deployment(context, name, SANDBOXES_ROLE, frozen, {"type": "Recreate"})]),
         service(context, name, SANDBOXES_ROLE, {"http": names.SANDBOXES_PORT}),
     ]
 

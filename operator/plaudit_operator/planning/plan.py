@@ -184,12 +184,18 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
         yield Create(transport.secret(context), first=True)
     if makes_gateway_secret(context) and not observed.child("Deployment", context.role_object(GATEWAY_ROLE)):
         yield Create(gateway_secret(context), first=True)
-    if context.spec.has_broker and not observed.child("Deployment", context.role_object(SANDBOXES_ROLE)):
+    if context.spec.has_broker and _lacks(observed, rendered, context.role_object(SANDBOXES_ROLE)):
         yield from (Create(manifest, first=True) for manifest in sandboxes_created_once(context))
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, outliving_trainer(manifest, observed))
     yield from _obsolete(observed, rendered.manifests, context.revision)
     yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
+
+
+def _lacks(observed: Observed, rendered: Rendering, deployment: str) -> bool:
+    """Return True if a Deployment is wanted and missing: what only its pods need may be missing too."""
+    wanted = (("Deployment", deployment) == (each["kind"], each["metadata"]["name"]) for each in rendered.manifests)
+    return any(wanted) and not observed.child("Deployment", deployment)
 
 
 def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Iterator[Action]:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from world import World, rljob
+from world import World, rljob, suspend
 
+from plaudit_operator import names
 from plaudit_operator.names import ConditionType, Reason
 
+POD_VARIABLE = "PLAUDIT_SANDBOXES_POD"
 ROLE = "ClusterRole/plaudit-operator-sandboxes"
 AGENT = {"kind": "tools", "tools": [{"sandbox": "bash"}]}
 SANDBOXES = {"provider": "pods", "image": "debian:12", "warm": 2, "pod": {"template": {"spec": {}}}}
 
 
-def world_of(role: str) -> World:
-    world = World(rljob(sandboxes=SANDBOXES, rollout={"agent": AGENT}))
+def world_of(role: str, **sections: Any) -> World:
+    world = World(rljob(sandboxes=SANDBOXES, rollout={"agent": AGENT}, **sections))
     world.settings = replace(world.settings, sandboxes_role=role)
     world.start_operator()
     world.relist()
@@ -61,14 +62,10 @@ def test_the_broker_alone_has_an_account_with_rights(world: World) -> None:
         assert not found["spec"]["template"]["spec"]["automountServiceAccountToken"]
 
 
-def test_its_machines_go_with_the_job(world: World) -> None:
+def test_it_finds_its_pod_and_the_namespace_of_its_machines(world: World) -> None:
+    [name] = [each for each in container(world, "Deployment", "job-sandboxes")["env"] if each["name"] == POD_VARIABLE]
+    assert name["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
     given = environment(world, "Deployment", "job-sandboxes")
-    assert json.loads(given["PLAUDIT_SANDBOXES_OWNER"]) == {
-        "apiVersion": "plaudit.dev/v1alpha1",
-        "kind": "RLJob",
-        "name": "job",
-        "uid": world.job["metadata"]["uid"],
-    }
     assert given["PLAUDIT_SANDBOXES_NAMESPACE"] == "default"
     assert given["PLAUDIT_REDIS_USERNAME"] == "sandboxes"
     assert "PLAUDIT_SANDBOXES_URL" not in given
@@ -113,3 +110,52 @@ def test_a_job_is_refused_where_the_operator_may_not_give_the_rights() -> None:
     refused = world_of("").condition(ConditionType.SPEC_VALID)
     assert (refused["status"], refused["reason"]) == ("False", Reason.INVALID)
     assert "sandboxes.pods to true" in refused["message"]
+
+
+def with_machine(**sections: Any) -> World:
+    """Return a settled job with one machine, which belongs to the ReplicaSet of its broker."""
+    world = world_of(ROLE, **sections)
+    deployment = world.cluster.find("Deployment", "job-sandboxes")
+    for kind, owner in (("ReplicaSet", deployment), ("Pod", None)):
+        owner = owner or world.cluster.find("ReplicaSet", "machine")
+        assert owner
+        metadata = {"name": "machine", "namespace": "default", "ownerReferences": [{"uid": owner["metadata"]["uid"]}]}
+        world.cluster.put({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": {}, "status": {}})
+    return world
+
+
+@pytest.mark.parametrize("cleanup", ["All", "KeepTransport", "None"])
+@pytest.mark.parametrize("code", [0, names.EXIT_NO_RETRY])
+def test_no_machine_outlives_an_ended_job(cleanup: str, code: int) -> None:
+    world = with_machine(lifecycle={"cleanup": cleanup})
+    world.cluster.end_trainer(code, "because")
+    world.settle()
+    assert world.status["phase"] == ("Failed" if code else "Complete")
+    assert not world.cluster.find("Pod", "machine")
+    assert bool(world.cluster.find("Deployment", "job-reward")) == (cleanup == "None")
+
+
+def test_a_suspended_job_has_no_machines_and_a_resumed_one_makes_new_ones() -> None:
+    world = with_machine()
+    suspend(world, True)
+    world.settle()
+    assert world.status["phase"] == "Suspended"
+    assert not world.cluster.find("Pod", "machine")
+    world.cluster.calls.clear()
+    world.reconcile()
+    assert world.cluster.calls == []
+    suspend(world, False)
+    world.settle()
+    assert world.status["phase"] == "Running"
+    assert world.cluster.find("Deployment", "job-sandboxes")
+
+
+def test_a_job_that_lost_its_place_in_a_queue_has_no_machines() -> None:
+    world = with_machine(scheduling={"queueName": "team"})
+    for pod in world.cluster.of_kind("Pod"):
+        if pod["metadata"].get("labels", {}).get("plaudit.dev/role") in ("trainer", "rollout"):
+            gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+            world.cluster.put({**pod, "status": {"phase": "Pending", "conditions": [gated]}})
+    world.deliver()
+    world.reconcile()
+    assert not world.cluster.find("Pod", "machine")
