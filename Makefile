@@ -67,7 +67,7 @@ check: install ## format, lint, types, import order, generated files, links of t
 	$(BIN)/python -m plaudit_metrics.generate --check
 	$(BIN)/python docs/site/build.py --check
 
-test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (10 minutes)
+test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (8 minutes)
 	$(TESTS) $(OF_PARTS) -m "not (engines or containers or $(LOCAL))"
 
 MINUTES ?= 10
