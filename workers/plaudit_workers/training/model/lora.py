@@ -14,15 +14,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
 from plaudit_job.spec.rljob import LoraSpec
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.weights.published import ADAPTER_CONFIG_FILE
+
+if TYPE_CHECKING:  # half a second of a core, which a trainer without adapters need not spend
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
 
 _ADAPTER = "default"
 _PUBLISHED_PREFIX = "base_model.model."
@@ -38,6 +41,8 @@ class Adapters:
     """
 
     def __init__(self, model: PreTrainedModel, settings: LoraSpec, source: str, dtype: torch.dtype) -> None:
+        from peft import inject_adapter_in_model
+
         self._config = adapter_config(settings, source)
         try:
             inject_adapter_in_model(self._config, model, adapter_name=_ADAPTER, low_cpu_mem_usage=True)
@@ -76,6 +81,8 @@ class Adapters:
 
 
 def _adapted(model: PreTrainedModel) -> list[LoraLayer]:
+    from peft.tuners.lora import LoraLayer
+
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     if others := [name for name, layer in layers.items() if _ADAPTER not in layer.lora_A]:
         raise ValueError(f"{others[0]} is no linear layer")
@@ -92,6 +99,8 @@ def _draw(layer: LoraLayer) -> None:
 
 def adapter_config(settings: LoraSpec, source: str) -> LoraConfig:
     """Return the configuration of adapters in peft's form."""
+    from peft import LoraConfig
+
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft accepts fractions
