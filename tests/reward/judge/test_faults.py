@@ -203,7 +203,7 @@ async def test_a_slow_attempt_is_tried_again_within_the_samples_time(
     server: Any, faults: Any, make_judge: Make, make_sample: Make
 ) -> None:
     server.reply = lambda request, number: faults.Reply(after_s=9 if number < 3 else 0)
-    scoring = await Pipeline([Stage(await make_judge(), Rules(timeout_s=0.2))]).score(make_sample())
+    scoring = await Pipeline([Stage(await make_judge(), Rules(timeout_s=1.0))]).score(make_sample())
     assert (scoring.value, scoring.scorers["big"].attempts) == (4.0, 3)
     server.reply = lambda request, number: faults.Reply(after_s=9)
     masked = await Pipeline([Stage(await make_judge(), Rules(timeout_s=0.2, retries=1))]).score(make_sample())
