@@ -7,10 +7,11 @@ authors published; the page names its hash, so no other file would run.
 from __future__ import annotations
 
 from importlib.metadata import distribution
+from mimetypes import guess_type
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 FOLDER = Path(__file__).parent
@@ -37,13 +38,18 @@ def library(name: str) -> Path:
 
 
 async def _index(_: Request) -> Response:
-    return FileResponse(FOLDER / "index.html", headers=_HEADERS)
+    return _answer(FOLDER / "index.html")
 
 
 async def _file(request: Request) -> Response:
     name = request.path_params["name"]
     if name in _LIBRARY:
-        return FileResponse(library(name), headers=_HEADERS)
+        return _answer(library(name))
     if name in FILES:
-        return FileResponse(FOLDER / name, headers=_HEADERS)
+        return _answer(FOLDER / name)
     return Response("no such file\n", status_code=404, media_type="text/plain")
+
+
+def _answer(path: Path) -> Response:
+    """Return a small file, read at once: a client that goes away leaves no file open."""
+    return Response(path.read_bytes(), headers=_HEADERS, media_type=guess_type(path.name)[0])
