@@ -239,7 +239,7 @@ def _texts(given: Words, truth: Words) -> str | None:
     if not truth.is_prose:
         return "the same formula" if given.text == truth.text else None
     ours, theirs = (_compact(_LEADING_WORDS.sub("", words.text)) for words in (given, truth))
-    if ours == theirs != "":
+    if ours == theirs != "" or _is_same_predicate(given.text, truth.text):
         return "the same text"
     synonyms = next((names for names in _SYNONYMS if truth.text in names), None)
     if synonyms and given.text in synonyms:
@@ -248,6 +248,18 @@ def _texts(given: Words, truth: Words) -> str | None:
     reasoned = re.match(r"\w+ (?:because|since|as|it|they|this|that)\b", truth.text)
     same = verdict and verdict == (_verdict(truth.text) if reasoned else truth.text)
     return "the same verdict" if same else None
+
+
+_NOUNS = "function|series|sequence|integral|statement|claim|matrix|graph|triangle|lines|planes|vectors|events"
+_SUBJECT = re.compile(
+    rf"^(?:(?:{_NOUNS})(?: [a-z])?|[a-z]) (?:is|are) (?=\w)|^(?:series|sequence|integral) (?=(?:con|di)verges)"
+    rf"|(?<=\w) (?:{_NOUNS})$"
+)
+
+
+def _is_same_predicate(given: str, truth: str) -> bool:
+    """Return True for ``f is odd`` and ``odd``, and False for ``f is odd`` and ``g is odd``."""
+    return _SUBJECT.sub("", given) == truth or given == _SUBJECT.sub("", truth)
 
 
 _LEADING_WORDS = re.compile(r"^(?:it is |it's |on |in )+(?=\w)")

@@ -393,7 +393,7 @@ def _marked_word(found: re.Match[str]) -> str:
 
 
 _NAME_FOLLOWS = ("_{", "_", "\\overline{", "\\overrightarrow{", "\\vec{", "\\begin{", "\\end{")
-_COUNTED = re.compile(r"(?:[\d})¤°]| sq| cu)\s*\Z")
+_COUNTED = re.compile(r"(?:[\d})¤°]|\\pi| sq| cu)\s*\Z")
 """What stands before a unit, or before what is counted."""
 
 

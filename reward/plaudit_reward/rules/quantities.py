@@ -184,9 +184,9 @@ _NO_UNIT = re.compile(
     r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
 )
 LABEL = re.compile(
-    rf"^{WORD}(?!(?i:option|choice|answer)\s+[A-J]\b)[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])"
+    rf"^{WORD}(?!(?i:option|choice|answer)\s+[A-J]\b)[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])|^pH\s+(?=\d)"
 )
-"""As in ``Total: 12``."""
+"""As in ``Total: 12`` and ``pH 7``."""
 ABOUT = re.compile(
     rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
     rf"approximately|approx|roughly|exactly|around|only|the|is|it is|it's|equals|there are|there is){WORD_END}:?|≈)\s*"
@@ -207,11 +207,14 @@ _NUMBER_AND_UNITS = re.compile(
 )
 
 
+_JOINED_UNITS = re.compile(r"(?:[A-Z]|[A-Za-z]{2,})\s*\\cdot(?![a-zA-Z])")
+
+
 def _in_product_of_units(plain: str) -> list[Value]:
     r"""Read ``9.8 m s^{-2}``, whose letters stand for units and may stand for variables."""
     found = _NUMBER_AND_UNITS.fullmatch(plain.replace(WORD, "").replace(WORD_END, ""))
     units = unit_product(found["units"]) if found else ""
-    unit = unit_of(units) if "^{-" in units else None
+    unit = unit_of(units) if found and ("^{-" in units or _JOINED_UNITS.match(found["units"])) else None
     if found is None or unit is None:
         return []
     bare = [] if WORD in plain else [Scalar(parsed(plain))]
