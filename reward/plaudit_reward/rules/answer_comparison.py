@@ -81,7 +81,7 @@ def equal(given: Reading, truth: Reading) -> str | None:
     return None
 
 
-_LIKELIER = ((Clock, Ratio), (Roman, Scalar), (Shells, Scalar))
+_LIKELIER = ((Clock, Ratio), (Roman, Scalar), (Shells, Scalar), (Quantity, Roman))
 """What two texts are taken for that can both be read as it, rather than for the other: ``IV`` is no product."""
 
 

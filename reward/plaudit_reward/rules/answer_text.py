@@ -258,6 +258,7 @@ def plain_text(text: str) -> str:
 
 def _of_chemistry(text: str) -> str:
     r"""Write what ``\ce{…}`` holds as a formula: ``SO4^2-`` is ``SO_4^{2-}``."""
+    text = re.sub(r"\s[v^](?=\s|\Z)", "", text)  # a solid that falls, a gas that rises
     text = re.sub(r"(?<=[\w)])\s*[.*]\s*(?=\d*[A-Z])", "·", text.replace("<=>", " ⇌ ").replace("->", " → "))
     return re.sub(r"\^(\d*[+-])", r"^{\1}", re.sub(r"(?<=[A-Za-z)\]])(\d+)", r"_\1", text))
 

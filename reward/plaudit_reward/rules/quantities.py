@@ -207,7 +207,7 @@ _NUMBER_AND_UNITS = re.compile(
 )
 
 
-_JOINED_UNITS = re.compile(r"(?:[A-Z]|[A-Za-z]{2,})\s*\\cdot(?![a-zA-Z])")
+_JOINED_UNITS = re.compile(r"(?:[A-Z]|[A-Za-z]{2,})(?:\s*\\cdot(?![a-zA-Z])|\s)")
 
 
 def _in_product_of_units(plain: str) -> list[Value]:
@@ -242,7 +242,7 @@ def _in_feet_or_degrees(plain: str) -> list[Value]:
 
 _PLACES = (
     "day|week|month|year|number|no|page|chapter|step|question|problem|room|floor|level|grade|quadrant|row|column|line|"
-    "player|term|figure|stage|round|house|bus|door|case|box|card|position|place|seat"
+    "player|term|figure|statement|stage|round|house|bus|door|case|box|card|position|place|seat"
 )
 _PLACE = re.compile(
     rf"{WORD}(?:on |in |the )*({_PLACES})(?:{WORD_END})?\s*(?:[.:#]\s*)?{WORD}?\s*(\d+|I{{1,3}}|IV)(?:{WORD_END})?",
@@ -264,7 +264,8 @@ def _place(plain: str) -> list[Value]:
     else:
         return []
     name = name.casefold() if name.casefold() in ("no", "number") else f"no. of {name.casefold()}"
-    return [Quantity(number(place), Unit(None, Fraction(1), frozenset((name,))))]
+    roman = [Roman(place, "letters")] if found[2] and not found[2].isdecimal() and found.re is _PLACE else []
+    return [Quantity(number(place), Unit(None, Fraction(1), frozenset((name,)))), *roman]
 
 
 _LETTERS_OF_TIME = {"h": "hour", "m": "minute", "s": "second"}
