@@ -160,7 +160,10 @@ _UNIT_POWERS = re.compile(
 _UNIT_FRACTION = re.compile(
     rf"\\frac\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END})\s*\}}\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END}(?:\^\{{?\d\}}?)?)\s*\}}"
 )
-_OHM = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*(?:\\(?:text|mathrm)\{([kM])\}|([kM]))?\s*\\Omega(?![a-zA-Z])")
+_OHM = re.compile(
+    r"(?<=\d)(?:\\[ ,;:]|[\s~])*(?:\\(?:text|mathrm)\{\s*([kM]?)\s*(?:\\Omega|[ΩΩ])\s*\}"
+    r"|(?:\\(?:text|mathrm)\{([kM])\}|([kM]))?\s*(?:\\Omega(?![a-zA-Z])|[ΩΩ]))"
+)
 _LITRES = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\ell(?![a-zA-Z])")
 _MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)")
 _CURRENCY_NAMES = re.compile(r"(?<![A-Za-z])(?:(USD|US(?=¤))|(Rs\.?|INR)|(EUR)|(GBP))\s*(?=¤?\d)")
@@ -233,7 +236,7 @@ def plain_text(text: str) -> str:
     text = re.sub(r"\^?\s*\{?\s*\\prime(\s*\\prime)?\s*\}?", lambda found: "''" if found[1] else "'", text)
     text = _DECIMAL_COMMA.sub(r"\1.", text)
     text = _LITRES.sub(r"\\text{ L}", text)
-    text = _OHM.sub(lambda found: f"\\text{{{found[1] or found[2] or ''}Ω}}", _MICRO.sub(r"\1μ", text))
+    text = _OHM.sub(lambda found: f"\\text{{{found[1] or found[2] or found[3] or ''}Ω}}", _MICRO.sub(r"\1μ", text))
     text = _words_of_commands(_THIN.sub("", text))
     text = text.replace("\\(", " ").replace("\\)", " ").replace("\\[", " ").replace("\\]", " ")
     text = text.replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|")

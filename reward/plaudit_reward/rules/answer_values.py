@@ -29,7 +29,7 @@ from plaudit_reward.rules.answer_types import (
     Value,
     Words,
 )
-from plaudit_reward.rules.chemistry import electron_configuration, name_of_substance, nuclide, reaction
+from plaudit_reward.rules.chemistry import electron_configuration, name_of_substance, reaction
 from plaudit_reward.rules.expressions import (
     MAX_CHARACTERS,
     Node,
@@ -660,5 +660,5 @@ _READERS: tuple[Callable[[str], list[Value]], ...] = (
         _brackets,
     ),
     *(_unit_vectors, ratio, quantity),
-    *(roman_numeral, reaction, electron_configuration, nuclide, name_of_substance),
+    *(roman_numeral, reaction, electron_configuration, name_of_substance),
 )

@@ -23,7 +23,8 @@ _SUBSCRIPT = re.compile(r"\s*_\s*(?:\{\s*(\d+)\s*\}|(\d+))")
 _CHARGE = re.compile(r"\^\s*(?:\{\s*(\d*)\s*([+-])\s*(\d*)\s*\}|(\d?)([+-]))")
 _SUBSTANCE = re.compile(
     r"(?:(?P<above>\d+)(?:/(?P<below>\d+))?)?\s*"
-    r"(?P<formula>(?:[A-Z][a-z]?(?:_?\d+)?|[(\[](?=[A-Z(\[])|[)\]](?:_?\d+)?|·\d*)+|e(?=\^))"
+    r"(?P<formula>(?:[A-Z][a-z]?(?:_?\d+)?|[(\[](?=[A-Z(\[])|[)\]](?:_?\d+)?|·\d*)+"
+    r"|⟦\d+⟧(?:[A-Z][a-z]?|[np])|e(?=\^))"
     r"(?:\^(?P<charge>\d*[+-])|(?P<sign>[+-])(?=\s*(?:\+|\(|\Z)))?"
     r"\s*(?P<state>\((?:s|l|g|aq)\))?"
 )
@@ -32,10 +33,11 @@ _MOST_SUBSTANCES = 20
 
 
 def reaction(plain: str) -> list[Value]:
-    """Read a formula with its charge, ``SO_4^{2-}``, or a reaction, ``CaCO3(s) -> CaO(s) + CO2(g)``."""
-    bare = _bare(plain)
-    first, *others = _ARROW.split(bare)
-    if len(others) > 2 or not re.search("[A-Z]", first):
+    """Read a formula with its charge, ``SO_4^{2-}``, a nuclide, or a reaction, ``CaCO3(s) -> CaO(s) + CO2(g)``."""
+    if not re.search("[A-Z]", plain):
+        return []
+    first, *others = _ARROW.split(_bare(plain))
+    if len(others) > 2:
         return []
     sides = [_side(part) for part in (first, *others[1::2])]
     if not all(sides):
@@ -46,14 +48,32 @@ def reaction(plain: str) -> list[Value]:
     return [Reaction(arrow if others else "", tuple(sides))]
 
 
+_NUCLIDE = re.compile(
+    r"(?:\{\s*\}\s*|(?<![\w)\]}]))(?:\^\s*\{?(?P<mass>\d+)\}?\s*(?:_\s*\{?(?P<protons>-?\d+)\}?)?"
+    r"|_\s*\{?(?P<p>-?\d+)\}?\s*\^\s*\{?(?P<m>\d+)\}?)\s*\{?(?P<name>[A-Z][a-z]?|[nep](?![a-z]))\}?"
+    r"|\A(?P<element>[A-Z][a-z]?)-(?P<a>\d+)\Z"
+)
+_PROTONS = {name: number for number, name in enumerate(_ELEMENTS, 1)} | {"n": 0, "p": 1}
+
+
+def _nuclide(found: re.Match[str]) -> str:
+    """Write ``^{14}_{6}C`` and ``C-14`` as ``⟦14⟧C``; one with the protons of another element stays as it is."""
+    name, protons = found["name"] or found["element"], found["protons"] or found["p"]
+    mass = found["mass"] or found["m"] or found["a"]
+    if name == "e":
+        return {"1": "e^+", "-1": "e^-"}.get(protons or "", found[0])
+    return f"⟦{mass}⟧{name}" if protons is None or int(protons) == _PROTONS.get(name) else found[0]
+
+
 def _bare(plain: str) -> str:
-    """Return the text without marks of words and braces, in which ``_2`` and ``^2-`` stand for indices and charges."""
+    """Return the text without marks of words, braces and most blanks; ``_2`` and ``^2-`` are indices and charges."""
     text = re.sub(r"[↑↓]|\\(?:uparrow|downarrow)(?![a-zA-Z])", "", plain.replace(WORD, "").replace(WORD_END, ""))
     text = re.sub(r"\\frac\s*\{(\d+)\}\s*\{(\d+)\}", r"\1/\2", text)
+    text = _NUCLIDE.sub(_nuclide, re.sub(r"\\(?:mathrm|text|mathsf)(?![a-zA-Z])", "", text).strip())
     text = _SUBSCRIPT.sub(lambda found: f"_{found[1] or found[2]}", text)
     text = _CHARGE.sub(lambda found: f"^{_count(found[1] or found[3] or found[4])}{found[2] or found[5]}", text)
     text = re.sub(r"\s*(?:\\cdot|\*)\s*(?=\d*[A-Z])", "·", text)
-    return re.sub(r"\{\s*([A-Za-z(][\w()]*)\s*\}", r"\1", text).strip()
+    return re.sub(r"[{}]|(?<![-+])\s+(?![-+])", "", text)
 
 
 def _count(digits: str | None) -> str:
@@ -129,24 +149,6 @@ def electron_configuration(plain: str) -> list[Value]:
     filled = {f"{shell[1]}{shell[2] or shell[3]}" for shell in found} | ({"1s2"} if core else set())
     filled |= {shell for value in inner if isinstance(value, Shells) for shell in value.filled}
     return [Shells(frozenset(filled))]
-
-
-_NUCLIDE = re.compile(
-    r"(?:\{\})?(?:\^\{?(?P<mass>\d+)\}?(?:_\{?(?P<number>\d+)\}?)?|_\{?(?P<n>\d+)\}?\^\{?(?P<m>\d+)\}?)\{?(?P<name>[A-Z][a-z]?)\}?"
-    r"|(?P<element>[A-Z][a-z]?)-(?P<a>\d+)"
-)
-
-
-def nuclide(plain: str) -> list[Value]:
-    """Read ``{}^{14}_{6}C``, ``^{14}C`` and ``C-14``; one whose number of protons is another element's is none."""
-    found = _NUCLIDE.fullmatch(re.sub(rf"[\s{WORD}{WORD_END}]|\\(?:text|mathrm)", "", plain))
-    name = (found["name"] or found["element"]) if found else None
-    if found is None or name not in _ELEMENTS:
-        return []
-    protons = found["number"] or found["n"]
-    if protons is not None and int(protons) != _ELEMENTS.index(name) + 1:
-        return []
-    return [Words(f"^{{{found['mass'] or found['m'] or found['a']}}}{name}", is_prose=False)]
 
 
 _NAME = re.compile(r"(?=.*[A-Za-z]{4})(?=.*(?:\d-[A-Za-z]|[A-Za-z]-\d))[\w,()'\[\] -]{5,80}")

@@ -64,11 +64,14 @@ _FORMULA = re.compile(
 _FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
 _NUMBERS_JOINED = re.compile(r",?\s+(?:and|or)\s+|,\s+")
 _BOLD = re.compile(r"\*\*(?P<bold>[^*\n]{1,200})\*\*")
-_EQUATION = re.compile(r"[A-Za-z](?:\([a-z]\))?\s*=(?:(?![A-Za-z]{3}).)+")
+_EQUATION = re.compile(
+    r"[A-Za-z](?:\([a-z]\))?\s*=(?:(?:(?![A-Za-z]{3}).)+|\s*[-−]?[\d.,]+(?=.*[⁻^/])(?:\s+[A-Za-zμ]{1,4}[-⁻^/{}\w¹²³]*){1,5}\.?)"
+)
+"""As in ``x = 5`` and ``R = 8.3 J mol^-1 K^-1``."""
 _ENDS_BOLD = re.compile(r"(?i)\b(?:is|are|be|was|were)\s+\*\*[^*\n]{1,50}\*\*\.?\Z")
 """As in "The day is **Saturday**."."""
 _NUMBER = re.compile(
-    r"(?<![A-Za-z0-9.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°)?|(?<![\w.])[-−]?\.\d+"
+    r"(?<![A-Za-z0-9.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°|π|\\pi(?![a-z]))?|(?<![\w.])[-−]?\.\d+"
 )
 _NUMBER_THEN_WORDS = re.compile(r"([-−]?[$€£]?\d[\d,]*(?:\.\d+)?%?)\s+(?:[a-z]+\s+){2,}")
 _SENTENCE_END = re.compile(
