@@ -20,20 +20,25 @@ from plaudit_reward.rules.answer_types import (
     Choice,
     Clock,
     Date,
+    Division,
     Interval,
     Matrix,
     Named,
     Quantity,
     Ratio,
+    Reaction,
     Reading,
     Region,
     Relation,
     Residue,
+    Roman,
     Scalar,
     Several,
+    Shells,
     Value,
     Words,
 )
+from plaudit_reward.rules.chemistry import same_reaction
 from plaudit_reward.rules.expression_equality import (
     ENOUGH_POINTS,
     POINTS,
@@ -43,7 +48,17 @@ from plaudit_reward.rules.expression_equality import (
     same_family,
     same_node,
 )
-from plaudit_reward.rules.expressions import Node, NoValueError, exact, names_pi, number, numeric, renamed, symbols
+from plaudit_reward.rules.expressions import (
+    Node,
+    NoValueError,
+    exact,
+    names_pi,
+    number,
+    numeric,
+    renamed,
+    replaced,
+    symbols,
+)
 from plaudit_reward.rules.units import DEGREE, GENERIC, PERCENT, RADIAN, Unit
 
 _MAX_COMPARED = 400
@@ -51,15 +66,23 @@ _MAX_COMPARED = 400
 
 def equal(given: Reading, truth: Reading) -> str | None:
     """Return why two answers are equal; None if no reading of one equals a reading of the other."""
-    times = all(any(isinstance(value, Clock) for value in reading) for reading in (given, truth))
+    unlikely = tuple(
+        other
+        for kind, other in _LIKELIER
+        if all(any(isinstance(value, kind) for value in reading) for reading in (given, truth))
+    )
     for expected in truth:
         for value in given:
-            if times and isinstance(value, Ratio):
+            if isinstance(value, unlikely):
                 continue
             reason = _same(value, expected)
             if reason is not None:
                 return reason
     return None
+
+
+_LIKELIER = ((Clock, Ratio), (Roman, Scalar), (Shells, Scalar), (Quantity, Roman))
+"""What two texts are taken for that can both be read as it, rather than for the other: ``IV`` is no product."""
 
 
 def _same(given: Value, truth: Value) -> str | None:
@@ -133,10 +156,6 @@ def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
     return same_node(given.node, truth.node)
 
 
-def _based(given: Based, truth: Based) -> str | None:
-    return "the same numeral in the same base" if given == truth else None
-
-
 def _bare_numeral(given: Words, truth: Based) -> str | None:
     """Compare a numeral without its base, which only one with letters among its digits can be."""
     same = not truth.digits.isdecimal() and given.text.upper() == truth.digits
@@ -151,8 +170,16 @@ def _based_truth(given: Scalar, truth: Based) -> str | None:
     return same_node(given.node, number(int(truth.digits))) if truth.base == 10 else None
 
 
-def _residues(given: Residue, truth: Residue) -> str | None:
-    return "the same remainder" if given == truth else None
+def _romans(given: Roman, truth: Roman) -> str | None:
+    return "the same Roman numeral" if given.value == truth.value else None
+
+
+def _roman_given(given: Roman, truth: Scalar) -> str | None:
+    return same_node(number(given.value), truth.node) if given.names == "number" else None
+
+
+def _roman_truth(given: Scalar, truth: Roman) -> str | None:
+    return None if truth.names == "letters" else same_node(given.node, number(truth.value))
 
 
 def _clocks(given: Clock, truth: Clock) -> str | None:
@@ -212,7 +239,7 @@ def _texts(given: Words, truth: Words) -> str | None:
     if not truth.is_prose:
         return "the same formula" if given.text == truth.text else None
     ours, theirs = (_compact(_LEADING_WORDS.sub("", words.text)) for words in (given, truth))
-    if ours == theirs != "":
+    if ours == theirs != "" or _is_same_predicate(given.text, truth.text):
         return "the same text"
     synonyms = next((names for names in _SYNONYMS if truth.text in names), None)
     if synonyms and given.text in synonyms:
@@ -221,6 +248,18 @@ def _texts(given: Words, truth: Words) -> str | None:
     reasoned = re.match(r"\w+ (?:because|since|as|it|they|this|that)\b", truth.text)
     same = verdict and verdict == (_verdict(truth.text) if reasoned else truth.text)
     return "the same verdict" if same else None
+
+
+_NOUNS = "function|series|sequence|integral|statement|claim|matrix|graph|triangle|lines|planes|vectors|events"
+_SUBJECT = re.compile(
+    rf"^(?:(?:{_NOUNS})(?: [a-z])?|[a-z]) (?:is|are) (?=\w)|^(?:series|sequence|integral) (?=(?:con|di)verges)"
+    rf"|(?<=\w) (?:{_NOUNS})$"
+)
+
+
+def _is_same_predicate(given: str, truth: str) -> bool:
+    """Return True for ``f is odd`` and ``odd``, and False for ``f is odd`` and ``g is odd``."""
+    return _SUBJECT.sub("", given) == truth or given == _SUBJECT.sub("", truth)
 
 
 _LEADING_WORDS = re.compile(r"^(?:it is |it's |on |in )+(?=\w)")
@@ -405,6 +444,22 @@ def _matrices(given: Matrix, truth: Matrix) -> str | None:
     return "the same matrix" if same else None
 
 
+def _identity_given(given: Scalar, truth: Matrix) -> str | None:
+    """Compare ``I_2`` or ``5I`` with a matrix that is written out."""
+    names = [name for name in symbols(given.node) if re.fullmatch(r"I(_\w+)?", name)]
+    size = len(truth.rows)
+    if truth.kind != "matrix" or len(names) != 1 or names[0][2:] not in ("", "n", str(size)):
+        return None
+    factor, rest = (replaced(given.node, names[0], number(value)) for value in (1, 0))
+    zero: Reading = (Scalar(number(0)),)
+    rows = tuple(tuple((Scalar(factor),) if row == column else zero for column in range(size)) for row in range(size))
+    return _matrices(Matrix("matrix", rows), truth) if same_node(rest, number(0)) else None
+
+
+def _identity_truth(given: Matrix, truth: Scalar) -> str | None:
+    return None if truth.node == Node("symbol", ("I",)) else _identity_given(truth, given)  # it may be anything
+
+
 def _named(given: Named, truth: Named) -> str | None:
     if COMPOUND_NAME in (given.name, truth.name):  # their relations are compared
         return None
@@ -578,17 +633,32 @@ def _merged(pieces: list[_Piece]) -> list[_Piece]:
 
 
 _Comparison = tuple[tuple[Any, Any], Callable[[Any, Any], str | None]]
+_EXACT = {
+    Based: "the same numeral in the same base",
+    Residue: "the same remainder",
+    Division: "the same quotient and remainder",
+    Shells: "the same electron configuration",
+}
+"""Values that have one form, and why two of them are equal."""
+
+
+def _exact(given: Value, truth: Value) -> str | None:
+    return _EXACT[type(truth)] if given == truth else None
+
+
 _COMPARISONS: tuple[_Comparison, ...] = (
+    *(((kind, kind), _exact) for kind in _EXACT),
     ((Choice, Choice), _choices),
     ((Scalar, Scalar), _scalars),
     ((Quantity, Quantity), _quantities),
     ((Scalar, Quantity), _bare_given),
     ((Quantity, Scalar), _bare_truth),
-    ((Based, Based), _based),
     ((Words, Based), _bare_numeral),
     ((Based, Scalar), _based_given),
     ((Scalar, Based), _based_truth),
-    ((Residue, Residue), _residues),
+    ((Roman, Roman), _romans),
+    ((Roman, Scalar), _roman_given),
+    ((Scalar, Roman), _roman_truth),
     ((Clock, Clock), _clocks),
     ((Date, Date), _dates),
     ((Ratio, Ratio), _ratios),
@@ -602,6 +672,9 @@ _COMPARISONS: tuple[_Comparison, ...] = (
     ((Matrix, Matrix), _matrices),
     ((Bracketed, Matrix), _vector),
     ((Matrix, Bracketed), _vector_given),
+    ((Scalar, Matrix), _identity_given),
+    ((Matrix, Scalar), _identity_truth),
+    ((Reaction, Reaction), same_reaction),
     ((Relation, Relation), _equations),
     ((Named, Relation), _equation_of_name),
     ((Relation, Named), _equation_by_name),

@@ -117,8 +117,8 @@ _COMMANDS = {
     "top": "T",
     "Longrightarrow": " ",
     "Rightarrow": " ",
-    "to": "→",
-    "rightarrow": "→",
+    **dict.fromkeys(("to", "rightarrow", "longrightarrow"), "→"),
+    **dict.fromkeys(("rightleftharpoons", "leftrightharpoons"), "⇌"),
 }
 _COMMAND = re.compile(r"\\([a-zA-Z]+)(?![a-zA-Z])[ ]?")
 _TEXTS = re.compile(
@@ -128,6 +128,7 @@ _BOLD = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|mathit|mathnormal|mathcal|mathscr|underline|"
     r"cancel|emph|boxed|fbox|uline)\s*(?=\{)|\\vec\s*(?=\{\s*[A-Za-z]\s*\}|[A-Za-z])"
 )
+_BRACED_NAME = re.compile(r"(?<![A-Za-z^_}\]])\{([A-Za-z])\}(?=_)")
 _BLACKBOARD = re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?|(?:\A|(?<=\\in)|(?<=\\in )|(?<=∈))\\mathbf\s*\{([A-Z])\}")
 _MARK = r"\\(?:mathbf|boldsymbol|bm|textbf|vec|hat|widehat)\s*"
 _UNIT_VECTOR = re.compile(
@@ -159,7 +160,10 @@ _UNIT_POWERS = re.compile(
 _UNIT_FRACTION = re.compile(
     rf"\\frac\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END})\s*\}}\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END}(?:\^\{{?\d\}}?)?)\s*\}}"
 )
-_OHM = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\Omega(?![a-zA-Z])")
+_OHM = re.compile(
+    r"(?<=\d)(?:\\[ ,;:]|[\s~])*(?:\\(?:text|mathrm)\{\s*([kM]?)\s*(?:\\Omega|[ΩΩ])\s*\}"
+    r"|(?:\\(?:text|mathrm)\{([kM])\}|([kM]))?\s*(?:\\Omega(?![a-zA-Z])|[ΩΩ]))"
+)
 _LITRES = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\ell(?![a-zA-Z])")
 _MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)")
 _CURRENCY_NAMES = re.compile(r"(?<![A-Za-z])(?:(USD|US(?=¤))|(Rs\.?|INR)|(EUR)|(GBP))\s*(?=¤?\d)")
@@ -223,7 +227,7 @@ def _units(text: str) -> str:
 def plain_text(text: str) -> str:
     """Return the answer in the one spelling that this module's first lines describe."""
     text = _QUANTITY.sub(lambda found: f"{found[1]}\\text{{ {si_unit(found[2])}}}", _NUM.sub(r"\1", text))
-    text = _CHEMISTRY.sub(lambda found: re.sub(r"(?<=[A-Za-z)])(\d+)", r"_\1", found[1]), text)
+    text = _CHEMISTRY.sub(lambda found: _of_chemistry(found[1]), text)
     text = _POLAR.sub(r"\\operatorname{cis} ", text)
     text = _units(_without_dollars(_unicode(text.strip())))
     text = _OVER.sub(lambda found: f"\\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
@@ -232,7 +236,7 @@ def plain_text(text: str) -> str:
     text = re.sub(r"\^?\s*\{?\s*\\prime(\s*\\prime)?\s*\}?", lambda found: "''" if found[1] else "'", text)
     text = _DECIMAL_COMMA.sub(r"\1.", text)
     text = _LITRES.sub(r"\\text{ L}", text)
-    text = _OHM.sub(r"\\text{ohm}", _MICRO.sub(r"\1μ", text))
+    text = _OHM.sub(lambda found: f"\\text{{{found[1] or found[2] or found[3] or ''}Ω}}", _MICRO.sub(r"\1μ", text))
     text = _words_of_commands(_THIN.sub("", text))
     text = text.replace("\\(", " ").replace("\\)", " ").replace("\\[", " ").replace("\\]", " ")
     text = text.replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|")
@@ -242,17 +246,58 @@ def plain_text(text: str) -> str:
     text = _BLACKBOARD.sub(
         lambda found: {"R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ"}.get(found[1] or found[2], found[0]), text
     )
-    text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), _BOLD.sub("", text))
+    text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), _BRACED_NAME.sub(r"\1", _BOLD.sub("", text)))
     text = text.replace("\\%", "%").replace("**", "^") if not text.startswith("**") else text.strip("*")
     text = re.sub(
         r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠")
     )
-    text = _numbers(text)
+    text = _numbers(_with_determinants(text))
     text = _UNIT_FRACTION.sub(r"\1/\2", _marked_words(text))
     text = _LETTER_OF_UNIT.sub(lambda found: f"{WORD}{found[1]}{WORD_END}" if found[1] in UNITS else found[1], text)
     text = _COMPARED.sub(lambda found: " ≥≤><"[found.lastindex or 0], text)
     text = _MINUS.sub("-", _CONSTANT.sub(" C", text))
     return _trimmed(re.sub(r"\s+", " ", text))
+
+
+def _of_chemistry(text: str) -> str:
+    r"""Write what ``\ce{…}`` holds as a formula: ``SO4^2-`` is ``SO_4^{2-}``."""
+    text = re.sub(r"\s[v^](?=\s|\Z)", "", text)  # a solid that falls, a gas that rises
+    text = re.sub(r"(?<=[\w)])\s*[.*]\s*(?=\d*[A-Z])", "·", text.replace("<=>", " ⇌ ").replace("->", " → "))
+    return re.sub(r"\^(\d*[+-])", r"^{\1}", re.sub(r"(?<=[A-Za-z)\]])(\d+)", r"_\1", text))
+
+
+_DETERMINANT = re.compile(
+    r"(?:(?:\\det|\x02det\x03)\s*(?P<bracket>[(\[])?\s*|(?P<bar>\|)\s*|)\\begin\{(?P<kind>(?:[pbvV]|small)?matrix|array)\}(?:\{[clr]*\})?"
+    r"(?P<inside>(?:(?!\\begin).)*?)\\end\{(?P=kind)\}(?(bracket)\s*[)\]])(?(bar)\s*\|)",
+    re.DOTALL,
+)
+_LARGEST_DETERMINANT = 4
+
+
+def _with_determinants(text: str) -> str:
+    """Write each small determinant as the sum that it stands for, and the norm of a column as a root."""
+
+    def expression(found: re.Match[str]) -> str:
+        rows = [[cell.strip() for cell in row.split("&")] for row in re.split(r"\\\\", found["inside"]) if row.strip()]
+        is_square = 2 <= len(rows) <= _LARGEST_DETERMINANT and all(len(row) == len(rows) for row in rows)
+        has_bars = found["kind"] == "vmatrix" or (found["bar"] and found["kind"] in ("matrix", "smallmatrix", "array"))
+        if is_square and (has_bars or (not found["bar"] and found[0].lstrip()[:4] in ("\\det", f"{WORD}det"))):
+            return _expanded(rows)
+        cells = [cell for row in rows for cell in row]
+        if found["kind"] == "Vmatrix" and len(cells) == len(rows) > 1:
+            return f"\\sqrt{{{'+'.join(f'({cell})^2' for cell in cells)}}}"
+        return found[0]
+
+    return _DETERMINANT.sub(expression, text)
+
+
+def _expanded(rows: list[list[str]]) -> str:
+    """Return the expansion of a determinant by its first row."""
+    if len(rows) == 1:
+        return f"({rows[0][0]})"
+    minors = [_expanded([row[:column] + row[column + 1 :] for row in rows[1:]]) for column in range(len(rows))]
+    terms = [f"{'+-'[column % 2]}({rows[0][column]})*{minor}" for column, minor in enumerate(minors)]
+    return f"({''.join(terms).removeprefix('+')})"
 
 
 def _unicode(text: str) -> str:
@@ -352,7 +397,7 @@ def _marked_word(found: re.Match[str]) -> str:
 
 
 _NAME_FOLLOWS = ("_{", "_", "\\overline{", "\\overrightarrow{", "\\vec{", "\\begin{", "\\end{")
-_COUNTED = re.compile(r"(?:[\d})¤°]| sq| cu)\s*\Z")
+_COUNTED = re.compile(r"(?:[\d})¤°]|\\pi| sq| cu)\s*\Z")
 """What stands before a unit, or before what is counted."""
 
 

@@ -6,6 +6,7 @@ readings of each.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 from plaudit_reward.rules.expressions import Node
@@ -32,11 +33,28 @@ class Based(NamedTuple):
     base: int
 
 
+class Roman(NamedTuple):
+    """A Roman numeral; ``names`` says what its letters are taken for: ``number``, ``numeral`` or only ``letters``.
+
+    A text that says so is a number. Letters such as ``XIV`` are a numeral, and those such as ``CD`` may be names.
+    """
+
+    value: int
+    names: str
+
+
 class Residue(NamedTuple):
     """The integers that leave the same remainder when divided by ``modulus``, such as 3 (mod 7)."""
 
     remainder: int
     modulus: int
+
+
+class Division(NamedTuple):
+    """What a division of integers leaves, such as 7 remainder 2."""
+
+    quotient: int
+    remainder: int
 
 
 class Clock(NamedTuple):
@@ -111,6 +129,27 @@ class Matrix(NamedTuple):
     rows: tuple[tuple[Reading, ...], ...]
 
 
+class Substance(NamedTuple):
+    """A chemical formula with its charge; ``state`` is ``s``, ``l``, ``g``, ``aq`` or empty."""
+
+    formula: str
+    amount: Fraction
+    state: str
+
+
+class Reaction(NamedTuple):
+    """Substances on one side, or two sides with ``→``, ``⇌`` or ``=`` between them; each side is sorted."""
+
+    arrow: str
+    sides: tuple[tuple[Substance, ...], ...]
+
+
+class Shells(NamedTuple):
+    """An electron configuration: the subshells with their electrons, such as ``2p6``."""
+
+    filled: frozenset[str]
+
+
 class Named(NamedTuple):
     """A value with the name that an equation gives it, such as ``x = 3``."""
 
@@ -131,6 +170,7 @@ Value = (
     | Quantity
     | Based
     | Residue
+    | Division
     | Clock
     | Date
     | Ratio
@@ -141,6 +181,9 @@ Value = (
     | Interval
     | Region
     | Matrix
+    | Roman
+    | Reaction
+    | Shells
     | Named
 ) | Relation
 Reading = tuple[Value, ...]

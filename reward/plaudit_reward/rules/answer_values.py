@@ -17,6 +17,7 @@ from plaudit_reward.rules.answer_types import (
     Bracketed,
     Choice,
     Date,
+    Division,
     Interval,
     Matrix,
     Named,
@@ -28,6 +29,7 @@ from plaudit_reward.rules.answer_types import (
     Value,
     Words,
 )
+from plaudit_reward.rules.chemistry import electron_configuration, name_of_substance, reaction
 from plaudit_reward.rules.expressions import (
     MAX_CHARACTERS,
     Node,
@@ -39,7 +41,18 @@ from plaudit_reward.rules.expressions import (
     parsed,
     symbols,
 )
-from plaudit_reward.rules.quantities import ABOUT, LABEL, date, numeral, quantity, ratio, residue, time_of_day
+from plaudit_reward.rules.quantities import (
+    ABOUT,
+    LABEL,
+    date,
+    numeral,
+    quantity,
+    ratio,
+    remainder,
+    residue,
+    roman_numeral,
+    time_of_day,
+)
 
 _INFINITY = Node("constant", ("oo",))
 _LINE = Interval(Node("neg", (_INFINITY,)), _INFINITY, False, False)
@@ -97,7 +110,7 @@ def _read(plain: str) -> Reading:
     for reader in _READERS:
         try:
             found += [value for value in reader(plain) if value not in found]
-            if found and isinstance(found[-1], Based | Date):
+            if found and isinstance(found[-1], Based | Date | Division):
                 break
         except (NotAnExpressionError, NoValueError, RecursionError):
             continue
@@ -632,6 +645,7 @@ def _multiple(factor: str, matrix: str) -> list[Value]:
 
 _READERS: tuple[Callable[[str], list[Value]], ...] = (
     date,
+    remainder,
     *(
         _known_words,
         _choice,
@@ -646,4 +660,5 @@ _READERS: tuple[Callable[[str], list[Value]], ...] = (
         _brackets,
     ),
     *(_unit_vectors, ratio, quantity),
+    *(roman_numeral, reaction, electron_configuration, name_of_substance),
 )

@@ -420,9 +420,16 @@ def names_pi(node: Node) -> bool:
 
 def renamed(node: Node, name: str, other: str) -> Node:
     """Return the expression with another name for a symbol."""
+    return replaced(node, name, Node("symbol", (other,)))
+
+
+def replaced(node: Node, name: str, value: Node) -> Node:
+    """Return the expression with a value in place of a symbol."""
     if node == Node("symbol", (name,)):
-        return Node("symbol", (other,))
-    return Node(node.kind, tuple(renamed(part, name, other) if isinstance(part, Node) else part for part in node.parts))
+        return value
+    return Node(
+        node.kind, tuple(replaced(part, name, value) if isinstance(part, Node) else part for part in node.parts)
+    )
 
 
 def arrangements(of: Node, taken: Node) -> Node:

@@ -2,15 +2,17 @@ r"""Find the final answer in a response, and in a ground truth that is more than
 
 The last mark that a person would look for decides: a box (``\boxed{5}``, also unclosed), ``<answer>``, GSM8K's
 ``####``, a line like ``Answer: 5``. Without a mark it is the whole text if that is short, the last formula, the last
-bold text, or the last number. What stands before ``</think>`` does not count.
+bold text, or the last number. What stands before ``</think>`` does not count. At the end stand the simpler readers of
+the rules that are named after verl's.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from plaudit_reward.rules.boxes import closing_brace
+from plaudit_wire.errors import DataError
+from plaudit_wire.records import Sample
 
 
 class FinalAnswer(NamedTuple):
@@ -62,11 +64,14 @@ _FORMULA = re.compile(
 _FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
 _NUMBERS_JOINED = re.compile(r",?\s+(?:and|or)\s+|,\s+")
 _BOLD = re.compile(r"\*\*(?P<bold>[^*\n]{1,200})\*\*")
-_EQUATION = re.compile(r"[A-Za-z](?:\([a-z]\))?\s*=(?:(?![A-Za-z]{3}).)+")
+_EQUATION = re.compile(
+    r"[A-Za-z](?:\([a-z]\))?\s*=(?:(?:(?![A-Za-z]{3}).)+|\s*[-−]?[\d.,]+(?=.*[⁻^/])(?:\s+[A-Za-zμ]{1,4}[-⁻^/{}\w¹²³]*){1,5}\.?)"
+)
+"""As in ``x = 5`` and ``R = 8.3 J mol^-1 K^-1``."""
 _ENDS_BOLD = re.compile(r"(?i)\b(?:is|are|be|was|were)\s+\*\*[^*\n]{1,50}\*\*\.?\Z")
 """As in "The day is **Saturday**."."""
 _NUMBER = re.compile(
-    r"(?<![A-Za-z0-9.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°)?|(?<![\w.])[-−]?\.\d+"
+    r"(?<![A-Za-z0-9.^_])[-−]?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[/:]\d+)*(?:\s?\\?%|°|π|\\pi(?![a-z]))?|(?<![\w.])[-−]?\.\d+"
 )
 _NUMBER_THEN_WORDS = re.compile(r"([-−]?[$€£]?\d[\d,]*(?:\.\d+)?%?)\s+(?:[a-z]+\s+){2,}")
 _SENTENCE_END = re.compile(
@@ -280,3 +285,64 @@ def _unwrapped(text: str) -> str:
         text = text.removeprefix(mark)
         text = text.removesuffix(mark)
     return text.strip()
+
+
+# What the rules with verl's names read:
+
+
+def text_truth(ground_truth: Any, rule: str) -> str:
+    """Return the ground truth; raise ``DataError`` if it is not text.
+
+    verl compares the answer with a ground truth of any type, and so scores such rows 0 or ends the run.
+    """
+    if isinstance(ground_truth, str):
+        return ground_truth
+    raise DataError(f"ground_truth is {ground_truth!r} ({type(ground_truth).__name__}); {rule} needs it as text")
+
+
+_OPENED = re.compile(r"<(?:think|thinking|thought|reasoning|reason|scratchpad)>\s*\Z")
+
+
+def with_opened_thought(sample: Sample) -> str:
+    """Return the response, with the ``<think>`` that the chat template wrote at the end of the prompt."""
+    opened = None if sample.completion else _OPENED.search(sample.prompt[-100:])
+    if opened is None or sample.response.lstrip().startswith(opened[0].strip()):
+        return sample.response
+    return opened[0] + sample.response
+
+
+_BOXED = "\\boxed{"
+_BRACE = re.compile(r"[{}]")
+_SIMPLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[^a-zA-Z\s])|\\boxed\s+(?=\S)")
+
+
+def closing_brace(text: str, start: int) -> int | None:
+    """Return the index of the brace that closes the first one from ``start`` on; None if it stays open."""
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0 and brace[0] == "}":
+            return brace.start()
+    return None
+
+
+def last_braced(text: str) -> str | None:
+    r"""Return the contents of the last ``\boxed{…}``; None without one, or if the last one is not closed."""
+    start = text.rfind(_BOXED)
+    end = closing_brace(text, start) if start >= 0 else None
+    return None if end is None else text[start + len(_BOXED) : end]
+
+
+def last_box(text: str) -> str | None:
+    r"""Return the contents of the last box of any form: ``\boxed{5}``, ``\boxed {5}``, ``\boxed 5``, ``\fbox{5}``.
+
+    Without braces the box ends at the next blank, ``$`` or line end. None if there is no box, or it stays open.
+    """
+    boxes = list(_SIMPLE_BOX.finditer(text))
+    if not boxes:
+        return None
+    start = boxes[-1].end()
+    if text[start] != "{":
+        return re.split(r"[\s$]", text[start:], maxsplit=1)[0]
+    end = closing_brace(text, start)
+    return None if end is None else text[start + 1 : end]

@@ -7,10 +7,21 @@ from fractions import Fraction
 from itertools import pairwise
 
 from plaudit_reward.rules.answer_text import WORD, WORD_END, split, words_of
-from plaudit_reward.rules.answer_types import Based, Clock, Date, Quantity, Ratio, Residue, Scalar, Value
+from plaudit_reward.rules.answer_types import (
+    Based,
+    Clock,
+    Date,
+    Division,
+    Quantity,
+    Ratio,
+    Residue,
+    Roman,
+    Scalar,
+    Value,
+)
 from plaudit_reward.rules.expressions import Node, NotAnExpressionError, number, parsed
 from plaudit_reward.rules.number_words import ORDINALS, number_of_words
-from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of
+from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of, unit_product
 
 _BASED = re.compile(
     rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*\(?(?:{WORD})?(?:base\s*(?:{WORD_END}\s*)?)?([a-z]+|\d{{1,2}})(?:{WORD_END})?\)?\s*\}}?"
@@ -48,6 +59,28 @@ def numeral(plain: str) -> list[Value]:
     if not 2 <= base <= 36 or any(int(sign, 36) >= base for sign in digits):
         return []
     return [Based(digits, base)]
+
+
+_ROMAN_NUMERAL = re.compile(r"(?=.)M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
+_ROMAN_LETTERS = dict(zip("IVXLCDM", (1, 5, 10, 50, 100, 500, 1000), strict=True))
+_NAMED_ROMAN = re.compile(
+    r"(?i)(?:the )?roman numerals? (?=[IVXLCDM]+\Z)|(?<=[IVXLCDM])\s*\(?(?:in )?roman numerals?\)?\Z"
+)
+
+
+def roman_numeral(plain: str) -> list[Value]:
+    """Read ``XIV``, and ``Roman numeral X``; a letter without these words is a letter."""
+    bare = plain.replace(WORD, "").replace(WORD_END, "").strip()
+    letters = _NAMED_ROMAN.sub("", bare)
+    if not _ROMAN_NUMERAL.fullmatch(letters) or len(bare) == 1:
+        return []
+    likely = "numeral" if len(letters) > 3 or set(letters) <= set("IVX") else "letters"
+    return [Roman(_roman_value(letters), likely if letters == bare else "number")]
+
+
+def _roman_value(letters: str) -> int:
+    values = [_ROMAN_LETTERS[letter] for letter in letters]
+    return sum(-value if value < after else value for value, after in zip(values, [*values[1:], 0], strict=True))
 
 
 _RESIDUE = re.compile(
@@ -128,6 +161,15 @@ def ratio(plain: str) -> list[Value]:
     return [Ratio(items)]
 
 
+_REMAINDER = re.compile(rf"(\d+),?\s*(?:{WORD}(?:with )?(?:a )?(?:rem|remainder)(?: of)?{WORD_END}|[Rr])\s*(\d+)")
+
+
+def remainder(plain: str) -> list[Value]:
+    """Read the result of a division, ``7 R 2`` or ``7 remainder 2``."""
+    found = _REMAINDER.fullmatch(plain)
+    return [Division(int(found[1]), int(found[2]))] if found else []
+
+
 _ORDINAL = re.compile(rf"(-?\d+)\s*\^?\s*\{{?\s*{WORD}?(?:st|nd|rd|th)(?![a-z]){WORD_END}?\s*\}}?(.*)", re.DOTALL)
 _CURRENCIES = "¤€£¥₹"
 _TAIL = re.compile(
@@ -142,9 +184,9 @@ _NO_UNIT = re.compile(
     r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
 )
 LABEL = re.compile(
-    rf"^{WORD}(?!(?i:option|choice|answer)\s+[A-J]\b)[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])"
+    rf"^{WORD}(?!(?i:option|choice|answer)\s+[A-J]\b)[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])|^pH\s+(?=\d)"
 )
-"""As in ``Total: 12``."""
+"""As in ``Total: 12`` and ``pH 7``."""
 ABOUT = re.compile(
     rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
     rf"approximately|approx|roughly|exactly|around|only|the|is|it is|it's|equals|there are|there is){WORD_END}:?|≈)\s*"
@@ -154,7 +196,29 @@ ABOUT = re.compile(
 def quantity(plain: str) -> list[Value]:
     """Read a number with its unit or with what it counts, in digits or in words."""
     plain = ABOUT.sub("", plain)
-    return _compound(plain) or _in_feet_or_degrees(plain) or _place(plain) or _simple_quantity(plain)
+    product = _in_product_of_units(plain)
+    return product or _compound(plain) or _in_feet_or_degrees(plain) or _place(plain) or _simple_quantity(plain)
+
+
+_NUMBER_AND_UNITS = re.compile(
+    r"(?P<number>-?\d+(?:\.\d+)?(?:\s*\\(?:cdot|times)\s*10\s*\^\s*(?:\{\s*-?\d+\s*\}|\d+))?"
+    r"|\([\d.]+ \\cdot 10\^\{[-+]?\d+\}\))"
+    r"\s+(?P<units>[^\W\d_].*)"
+)
+
+
+_JOINED_UNITS = re.compile(r"(?:[A-Z]|[A-Za-z]{2,})(?:\s*\\cdot(?![a-zA-Z])|\s)")
+
+
+def _in_product_of_units(plain: str) -> list[Value]:
+    r"""Read ``9.8 m s^{-2}``, whose letters stand for units and may stand for variables."""
+    found = _NUMBER_AND_UNITS.fullmatch(plain.replace(WORD, "").replace(WORD_END, ""))
+    units = unit_product(found["units"]) if found else ""
+    unit = unit_of(units) if found and ("^{-" in units or _JOINED_UNITS.match(found["units"])) else None
+    if found is None or unit is None:
+        return []
+    bare = [] if WORD in plain else [Scalar(parsed(plain))]
+    return [*bare, Quantity(parsed(found["number"]), unit)]
 
 
 _FEET = re.compile(r"(\d+)\s*'(?:\s*(?:-\s*)?(\d+(?:\.\d+)?)\s*(?:\"|''))?|(\d+(?:\.\d+)?)\s*(?:\"|'')")
@@ -178,7 +242,7 @@ def _in_feet_or_degrees(plain: str) -> list[Value]:
 
 _PLACES = (
     "day|week|month|year|number|no|page|chapter|step|question|problem|room|floor|level|grade|quadrant|row|column|line|"
-    "player|term|figure|stage|round|house|bus|door|case|box|card|position|place|seat"
+    "player|term|figure|statement|stage|round|house|bus|door|case|box|card|position|place|seat"
 )
 _PLACE = re.compile(
     rf"{WORD}(?:on |in |the )*({_PLACES})(?:{WORD_END})?\s*(?:[.:#]\s*)?{WORD}?\s*(\d+|I{{1,3}}|IV)(?:{WORD_END})?",
@@ -189,19 +253,19 @@ _NTH_PLACE = re.compile(
     rf"|(\d+)\s*\^?\s*\{{?\s*{WORD}?(?:st|nd|rd|th)\s*(?:{WORD_END})?\s*\}}?\s*{WORD}?\s*({_PLACES}){WORD_END}",
     re.IGNORECASE,
 )
-_ROMAN = {"i": 1, "ii": 2, "iii": 3, "iv": 4}
 
 
 def _place(plain: str) -> list[Value]:
     """Read the number of a thing, such as ``day 5`` or ``third quadrant``, which is no amount of them."""
     if found := _PLACE.fullmatch(plain):
-        name, place = found[1], _ROMAN.get(found[2].casefold()) or int(found[2])
+        name, place = found[1], int(found[2]) if found[2].isdecimal() else _roman_value(found[2].upper())
     elif (found := _NTH_PLACE.fullmatch(plain)) and (found[3] or found[1].casefold() in ORDINALS):
         name, place = found[2] or found[4], int(found[3] or ORDINALS[found[1].casefold()])
     else:
         return []
     name = name.casefold() if name.casefold() in ("no", "number") else f"no. of {name.casefold()}"
-    return [Quantity(number(place), Unit(None, Fraction(1), frozenset((name,))))]
+    roman = [Roman(place, "letters")] if found[2] and not found[2].isdecimal() and found.re is _PLACE else []
+    return [Quantity(number(place), Unit(None, Fraction(1), frozenset((name,)))), *roman]
 
 
 _LETTERS_OF_TIME = {"h": "hour", "m": "minute", "s": "second"}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from plaudit_reward.rules.boxes import last_box, last_braced, text_truth, with_opened_thought
+from plaudit_reward.rules.final_answer import last_box, last_braced, text_truth, with_opened_thought
 from plaudit_reward.rules.prm800k import MalformedError, hendrycks_form
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError

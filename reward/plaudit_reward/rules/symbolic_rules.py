@@ -20,8 +20,17 @@ from msgspec import Meta
 from plaudit_reward.rules.answer_comparison import equal
 from plaudit_reward.rules.answer_types import Bracketed, Several
 from plaudit_reward.rules.answer_values import read
-from plaudit_reward.rules.boxes import closing_brace, last_box, last_braced, text_truth, with_opened_thought
-from plaudit_reward.rules.final_answer import FinalAnswer, final_answer, final_truth, other_spellings
+from plaudit_reward.rules.final_answer import (
+    FinalAnswer,
+    closing_brace,
+    final_answer,
+    final_truth,
+    last_box,
+    last_braced,
+    other_spellings,
+    text_truth,
+    with_opened_thought,
+)
 from plaudit_reward.rules.prm800k import MATHRULER, PRIME, same_answer
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError
