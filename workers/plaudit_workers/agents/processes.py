@@ -271,7 +271,9 @@ class AgentProcesses:
         if process is not self._process:
             return
         tail = self._output.tail()
-        logger.warning("template process of agents ended", printed=tail)
+        refused = self._loaded is not None and self._loaded.done() and self._loaded.exception() is not None
+        if not refused:  # it ends by itself after it has said why it loads nothing
+            logger.warning("template process of agents ended", printed=tail)
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_exception(RefusedError(f"spec.rollout.agent: importing its files ended Python: {tail}"))
         self._end()
