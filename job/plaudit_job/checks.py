@@ -51,7 +51,8 @@ def source_problem(field: str, path: str, source: bytes, name: str, name_field: 
     names = _names(tree)
     if names is None or name.split(".")[0] in names:
         return None
-    defined = ", ".join(sorted(n for n in names if not n.startswith("_"))) or "nothing"
+    modules = {name for node in tree.body if isinstance(node, ast.Import) for name in _imported(node)}
+    defined = ", ".join(sorted(n for n in names - modules if not n.startswith("_"))) or "nothing"
     return Problem(f"{field}.{name_field}", f"{path} does not define {name!r}", f"It defines: {defined}")
 
 
@@ -63,7 +64,7 @@ def _names(tree: ast.Module) -> set[str] | None:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 names.add(node.name)
             case ast.Import() | ast.ImportFrom():
-                names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+                names |= _imported(node)
             case ast.Assign():
                 names |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
             case ast.AnnAssign(target=ast.Name(id=name)):
@@ -71,6 +72,10 @@ def _names(tree: ast.Module) -> set[str] | None:
             case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
                 return None
     return None if "*" in names else names
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
+    return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
 
 
 def kubernetes_problems(job: RLJob) -> list[Problem]:

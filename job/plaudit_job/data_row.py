@@ -129,6 +129,8 @@ def _text_of_completion(value: list[Any]) -> Any:
 def _without_answer(messages: Any, column: str) -> tuple[Any, Any]:
     """Return a conversation up to the last message of the assistant, and the text of this message."""
     last = messages[-1] if isinstance(messages, list) and len(messages) > 1 else None
+    if isinstance(last, Mapping) and "role" not in last:
+        raise _wrong("prompt", last, f"{column}[{len(messages) - 1}]")
     if not isinstance(last, Mapping) or last.get("role") != "assistant":
         raise PlainDataError(
             "does not end with a message of the assistant", "give one, or name another groundTruth column", column

@@ -15,6 +15,7 @@ FIELDS_OF_TRL = {
     "generation_batch_size": "algorithm.promptsPerStep",
     "gradient_checkpointing": "trainer.activationCheckpointing",
     "learning_rate": "algorithm.optimizer.learningRate",
+    "loss_type": "algorithm.loss.aggregation",
     "lr_scheduler_type": "algorithm.optimizer.schedule",
     "mask_truncated_completions": "algorithm.maskTruncated",
     "max_completion_length": "rollout.sampling.maxTokens",
@@ -44,6 +45,7 @@ FIELDS_OF_TRL = {
 }
 """Fields of TRL's ``GRPOConfig`` → the field here; docs/coming-from-trl.md says more of each."""
 FIELDS_OF_VERL = {
+    "actor_rollout_ref": "rollout",
     "adv_estimator": "algorithm.advantage",
     "clip_ratio_c": "algorithm.loss.clipRatioC",
     "clip_ratio_high": "algorithm.loss.clipHigh",

@@ -24,6 +24,7 @@ COMMANDS = sorted(
     key=lambda command: (str(command), command.whole),
 )
 _OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
+_BARE = {"plaudit", "python", "python3", "pip", "pytest"}
 _PLACEHOLDER = {"N": "1", "1,2": "1"}
 
 
@@ -47,10 +48,17 @@ def test_the_plugin_knows_the_command(command: pages.Command, capsys: pytest.Cap
 
 def test_readmes_can_be_pasted_into_a_shell_without_an_environment():
     """From the root of a checkout: our programs and Python by their path, and packages into an environment of ours."""
-    bare = {"plaudit", "python", "python3", "pip", "pytest"}
     readmes = [pages.ROOT / "README.md", *sorted(pages.ROOT.glob("examples/*/README.md"))]
     lines = [line for page in readmes for block in pages.blocks(page, "", "sh", "bash") for line in block.splitlines()]
-    assert [line for line in lines if line.split(" ")[0] in bare] == []
+    assert [line for line in lines if line.split(" ")[0] in _BARE] == []
+
+
+def test_who_begins_reads_how_pages_find_plaudit():
+    """Pages write the bare command, because jobs lie in folders of their readers: the first ones set PATH before it."""
+    put = 'export PATH="$PWD/.venv/bin:$PATH"'
+    assert f"`{put}`" in pages.text(pages.ROOT / "README.md")
+    tutorial = [line for block in pages.blocks(pages.ROOT / "docs/tutorial.md", "sh") for line in block.splitlines()]
+    assert tutorial.index(put) < next(n for n, line in enumerate(tutorial) if line.split(" ")[0] in _BARE)
 
 
 def _parses(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:

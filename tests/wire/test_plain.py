@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from builders import make_sample
 from plaudit_wire.messages import RecordError, encode
-from plaudit_wire.plain import MOST_LEVELS, PlainDataError, plain, plain_json, plain_text
+from plaudit_wire.plain import MOST_LEVELS, PlainDataError, json_value, plain, plain_json, plain_text
 
 ANYTHING = st.recursive(
     st.none()
@@ -97,6 +97,12 @@ def test_levels_are_counted_alike_for_values_and_for_texts() -> None:
 def test_a_text_that_is_no_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(PlainDataError, match="body: is not JSON"):
         plain_json(text, "body")
+
+
+def test_a_reader_of_nan_names_other_constants_of_python() -> None:
+    assert math.isnan(json_value('{"a": NaN}', nan=True)["a"])
+    with pytest.raises(PlainDataError, match=r"is not JSON \(-Infinity is no value of JSON\)"):
+        json_value('{"a": -Infinity}', nan=True)
 
 
 def test_halves_of_a_surrogate_pair_in_json_are_replaced_and_huge_numbers_refused() -> None:

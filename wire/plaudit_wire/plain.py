@@ -102,8 +102,8 @@ def json_value(text: str | bytes, name: str = "", *, nan: bool = False) -> Any:
         try:
             return msgspec.json.decode(mended)
         except msgspec.DecodeError as error:
-            if nan and b"NaN" in mended:
-                with contextlib.suppress(ValueError):  # the slower reader knows it
+            if nan and (b"NaN" in mended or b"Infinity" in mended):
+                with contextlib.suppress(json.JSONDecodeError):  # the slower reader knows both
                     return json.loads(mended, parse_constant=_nan_alone)
             raise error
     except RecursionError:

@@ -200,6 +200,13 @@ def _agent(spec: Spec) -> Iterator[Problem]:
             "Choose agent kind environment, tools, endpoint or custom, or remove the scorer",
             also=("spec.reward.scorers",),
         )
+    used = agent.tools or agent.path or agent.url or agent.environment or agent.command
+    if used and "kind" not in agent.model_fields_set:
+        yield Problem(
+            "spec.rollout.agent.kind",
+            "is missing, and without it samples have a single turn without tools or environment",
+            "Add kind: tools, environment, endpoint or custom",
+        )
     if agent.kind == "tools" and not agent.tools:
         yield Problem(
             "spec.rollout.agent.tools", "is empty; kind tools requires it", "List the tools: [{path: …, function: …}]"

@@ -16,7 +16,8 @@ from plaudit_reward.functions.function import UserFunction, function_environment
 from plaudit_reward.functions.result import Target
 from plaudit_wire.errors import ConfigurationError
 
-_IMPORTED_WITHIN_S = 60.0
+IMPORTED_WITHIN_S = 60.0
+"""A longer import is stopped, and the function stays unchecked."""
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ def check(target: Target) -> CheckResult:
             input=msgspec.json.encode(target),
             capture_output=True,
             env=function_environment(os.environ),
-            timeout=_IMPORTED_WITHIN_S,
+            timeout=IMPORTED_WITHIN_S,
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -67,7 +67,8 @@ def import_user_file(path: str, what: str = "reward file") -> ModuleType:
     except BaseException as error:  # the user's module: sys.exit at import included
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = f" (line {lines[-1]})" if lines else ""
-        raise ConfigurationError(f"{path} cannot be imported: {type(error).__name__}: {error}{line}") from error
+        remedy = f". Install it for {sys.executable}" if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigurationError(f"{path} cannot be imported: {type(error).__name__}: {error}{line}{remedy}") from error
     return module
 
 

@@ -226,6 +226,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.rollout.agent.tools: is empty; kind tools requires it. List the tools: [{path: …, function: …}]",
     ),
     (
+        {"rollout.agent": {"tools": [{"path": "tools.py", "function": "search"}]}},
+        "spec.rollout.agent.kind: is missing, and without it samples have a single turn without tools or environment",
+    ),
+    (
         {"rollout.agent": {"kind": "custom", "path": "a.py"}},
         "spec.rollout.agent.path: or class is missing; kind custom requires both. Give path: … and class: …",
     ),

@@ -180,7 +180,10 @@ def test_a_hub_id_is_looked_up_in_the_cache_when_the_hub_is_out_of_reach(
             "def compute_score(:\n    pass\n",
             ".path: syntax error in line 1 of reward.py: invalid syntax. Fix the file",
         ),
-        ("def other(sample): ...\n", ".function: reward.py does not define 'compute_score'. It defines: other"),
+        (
+            "import re\ndef other(sample): ...\n",
+            ".function: reward.py does not define 'compute_score'. It defines: other",
+        ),
         ("# nothing\n", ".function: reward.py does not define 'compute_score'. It defines: nothing"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def test_rows_that_are_left_out_are_counted_with_the_lengths(report: Callable[..
 def test_prompts_that_are_all_too_long_are_a_problem_with_their_lengths(report: Callable[..., DataReport]) -> None:
     (problem,) = report([row("x" * 30)] * 3, data__train__maxPromptLength=5).problems
     assert problem.field == "spec.data.train.path"
-    assert "none of its 3 prompts can be used: 3 longer than maxPromptLength 5. They have" in problem.message
+    words = "none of its 3 prompts can be used: 3 longer than maxPromptLength 5. They have 48 tokens each"
+    assert words in problem.message
     assert problem.remedy == "Raise data.train.maxPromptLength"
 
 
@@ -113,7 +115,27 @@ def test_without_the_tokenizers_files_it_says_that_nothing_was_rendered(report: 
     assert "nobody/has-this are not on this machine: prompts were not rendered, lengths not counted" in note.message
 
 
-def test_a_last_message_of_the_assistant_is_left_open_and_agents_refuse_it(report: Callable[..., DataReport]) -> None:
+def test_an_agent_without_tools_is_loaded_and_also_without_the_models_files(
+    report: Callable[..., DataReport], tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text("import nowhere_to_be_found\ndef play(prompt): ...\n")
+    elsewhere = {"source": "nobody/has-this"}
+    agents = {
+        f"No module named 'nowhere_to_be_found' (line 1). Install it for {sys.executable}": {
+            "path": "agent.py",
+            "function": "play",
+        },
+        "there is no program 'nowhere-to-be-found'": {"command": ["nowhere-to-be-found"]},
+    }
+    for words, given in agents.items():
+        found = report([row("1")], model=elsewhere, rollout__agent={"kind": "endpoint", **given})
+        assert [words in problem.message for problem in found.problems] == [True], found.problems
+
+
+def test_a_last_message_of_the_assistant_is_left_open_and_agents_refuse_it(
+    report: Callable[..., DataReport], tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text("class Mine:\n    async def run(self, prompt, generate): ...\n")
     prefilled = row("1", prompt=[{"role": "user", "content": "1"}, {"role": "assistant", "content": "<think>\nSo"}])
     assert report([prefilled]).problems == []
     agent = {"kind": "custom", "path": "agent.py", "class": "Mine"}

@@ -57,6 +57,38 @@ def test_fields_rules_files_imports_and_arguments_are_one_list(
     assert "has no parameter 'typo'" in found[2]
 
 
+@pytest.mark.parametrize("field", ["reward.scorers.0.kind", "rewards"])
+def test_a_broken_scorer_causes_no_problem_of_the_data(
+    write_job: Callable[..., Path],
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    field: str,
+) -> None:
+    """What stands in for the scorer is a rule, and the rows have none."""
+    row = {"data_source": "mine", "prompt": "b", "reward_model": {"ground_truth": "c"}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    given = changed({"data.train.path": "rows.jsonl", **({field: "pyton"} if "." in field else {})})
+    if field == "rewards":
+        given["spec"]["rewards"] = given["spec"].pop("reward")
+    found = lines_of(write_job(given), capsys)
+    assert [line for line in found if "spec.data" in line or "has no rule" in line] == []
+    assert any(f"spec.{field.replace('.0.', '[0].')}: " in line for line in found)
+
+
+def test_a_reward_file_whose_import_does_not_end_is_noted(
+    write_job: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("plaudit_reward.functions.check.IMPORTED_WITHIN_S", 0.01)
+    (tmp_path / "rewards.py").write_text("def compute_score(sample): ...\n")
+    path = write_job(JOB[: JOB.index("      - {name: other")].replace("    retry: 3\n", ""))
+    assert main(["validate", str(path)]) == 0
+    assert f"importing {tmp_path}/rewards.py took more than" in capsys.readouterr().out
+
+
 def test_a_feature_that_plaudit_run_lacks_is_a_problem(
     write_job: Callable[..., Path],
     changed: Callable[[dict[str, Any]], dict[str, Any]],

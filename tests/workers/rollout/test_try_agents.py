@@ -341,6 +341,7 @@ def test_tests_run_in_the_machines_of_samples(folder: Path, capsys: pytest.Captu
     [
         (["--url", "http://a/v1"], "--url and --model belong together"),
         (["--model", "big"], "--url and --model belong together"),
+        (["--url", "a:8000/v1", "--model", "big"], "--url a:8000/v1 does not begin with http"),
         (["--answers", "none.jsonl"], "--answers none.jsonl cannot be read"),
         (["--answers", "one.jsonl"], "has turns for 1 rows, and 2 are played: add lines, or lower --rows"),
         (["--answers", "bad.jsonl"], "--answers bad.jsonl:2 is no JSON"),

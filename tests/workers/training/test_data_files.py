@@ -243,3 +243,9 @@ def test_a_conversation_without_an_answer_has_no_truth_to_take(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": ASKED}))
     with pytest.raises(RowError, match="row 1: column messages does not end with a message of the assistant"):
         list(checked_rows(tmp_path / "a.jsonl", RowForm(ColumnsSpec(prompt="messages", ground_truth="messages"))))
+
+
+def test_a_conversation_in_another_form_is_shown_with_the_form_that_is_read(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [{"from": "human", "value": "1"}, {"from": "gpt"}]}))
+    with pytest.raises(RowError, match=r"messages\[1\] is {'from': 'gpt'}\. Give each prompt as messages \(\[{role"):
+        list(checked_rows(tmp_path / "a.jsonl", RowForm(ColumnsSpec(prompt="messages", ground_truth="messages"))))

@@ -271,7 +271,9 @@ class AgentProcesses:
         if process is not self._process:
             return
         tail = self._output.tail()
-        logger.warning("template process of agents ended", printed=tail)
+        refused = self._loaded is not None and self._loaded.done() and self._loaded.exception() is not None
+        if not refused:  # it ends by itself after it has said why it loads nothing
+            logger.warning("template process of agents ended", printed=tail)
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_exception(RefusedError(f"spec.rollout.agent: importing its files ended Python: {tail}"))
         self._end()
@@ -338,9 +340,14 @@ def sources_of(job: RLJob) -> list[Source]:
     return tools if agent.kind == "tools" else []
 
 
-async def described_tools(job: RLJob) -> list[dict[str, Any]]:
-    """Return the tools that prompts list for the model, in OpenAI's format; empty for agents without tools."""
-    if job.spec.rollout.agent.kind not in ("tools", "environment"):
+async def described_tools(job: RLJob, *, loads_all: bool = False) -> list[dict[str, Any]]:
+    """Return the tools that prompts list for the model, in OpenAI's format; empty for agents without tools.
+
+    Args:
+        loads_all: Load the class or program of an agent without tools as well, and raise ``RefusedError`` for it.
+    """
+    kind = job.spec.rollout.agent.kind
+    if kind == "singleTurn" or (kind in ("custom", "endpoint") and not loads_all):
         return []
     processes = AgentProcesses(sources_of(job))
     try:

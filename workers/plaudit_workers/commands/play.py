@@ -83,6 +83,8 @@ def try_job(arguments: argparse.Namespace) -> int:
         raise RefusedError("the job only scores, so it has no agent and no policy: leave out the policy's options")
     if bool(arguments.url) != bool(arguments.model):
         raise RefusedError("--url and --model belong together: name a model of the server")
+    if arguments.url and not arguments.url.startswith(("http://", "https://")):
+        raise RefusedError(f"--url {arguments.url} does not begin with http:// or https://")
     if arguments.save is not None and not arguments.save.absolute().parent.is_dir():
         raise RefusedError(f"--save {arguments.save}: the folder {arguments.save.absolute().parent} does not exist")
     show_logs()

@@ -28,7 +28,7 @@ from plaudit_job.spec.algorithm import LossSpec
 from plaudit_job.spec.pod import PodSpec, ResourcesSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.section import Section
-from plaudit_reward.functions.check import check
+from plaudit_reward.functions.check import IMPORTED_WITHIN_S, check
 from plaudit_reward.functions.forms import ENVIRONMENTS
 from plaudit_reward.functions.result import Target
 from plaudit_workers.data_files import RowForm
@@ -77,7 +77,8 @@ def preflight(job: RLJob, broken: Sequence[str] = (), *, imports: bool = True, r
     report.problems[:0] = problems
     if imports:
         fields = {problem.field for problem in report.problems}
-        report.problems += [*check_functions(job, fields), *check_loss(job, fields)]
+        _check_functions(job, report, fields)
+        report.problems += check_loss(job, fields)
     return report
 
 
@@ -215,22 +216,31 @@ def _differs(section: Section, name: str) -> bool:
     return bool(value != type(section).model_fields[fields[written]].get_default(call_default_factory=True))
 
 
-def check_functions(job: RLJob, broken: Collection[str] = ()) -> list[Problem]:
-    """Find what would keep a reward function from being called; skip files of ``broken`` fields (``check_files``)."""
+def _check_functions(job: RLJob, report: DataReport, broken: Collection[str]) -> None:
+    """Add what would keep a reward function from being called; skip files of ``broken`` fields (``check_files``)."""
     targets = {
         field: target for field, target in _targets(job) if not any(is_within(other, (field,)) for other in broken)
     }
     with ThreadPoolExecutor(_CHECKED_AT_ONCE) as pool:
         found = list(pool.map(check, targets.values()))
-    problems = [
-        Problem(field, report.problem.rstrip("."), "See docs/rewards/python.md")
-        for field, report in zip(targets, found, strict=True)
-        if report.problem is not None
+    report.notes += [
+        Problem(
+            field,
+            f"importing {targets[field].path} took more than {IMPORTED_WITHIN_S:g} seconds: it was not checked",
+            "Workers import it without a limit; if it waits for something, they wait as well",
+        )
+        for field, result in zip(targets, found, strict=True)
+        if result.timed_out
     ]
-    wanted = {field: report.columns for field, report in zip(targets, found, strict=True) if report.columns}
-    problems += _missing_environments(job, targets, wanted)
+    report.problems += [
+        Problem(field, result.problem.rstrip("."), "See docs/rewards/python.md")
+        for field, result in zip(targets, found, strict=True)
+        if result.problem is not None
+    ]
+    wanted = {field: result.columns for field, result in zip(targets, found, strict=True) if result.columns}
+    report.problems += _missing_environments(job, targets, wanted)
     data = {field: [column for column in columns if column != ENVIRONMENTS] for field, columns in wanted.items()}
-    return [*problems, *_missing_columns(job, targets, data, broken)]
+    report.problems += _missing_columns(job, targets, data, broken)
 
 
 def _missing_environments(

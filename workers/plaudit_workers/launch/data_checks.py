@@ -249,8 +249,9 @@ def _checked_renderer(job: RLJob, report: DataReport) -> PromptRenderer | None:
     """Return what renders the job's prompts if its files are here; add what is wrong with its template."""
     model = job.spec.model
     source, name = model.tokenizer or model.source, "spec.model.tokenizer" if model.tokenizer else "spec.model.source"
-    missing = None
-    if find_spec("transformers") is None:
+    has_transformers, missing = find_spec("transformers") is not None, None
+    tools = _tools(job, report) if has_transformers else []
+    if not has_transformers:
         missing = "transformers is not installed here"
     elif is_hub_id(source) and not hub_cache(source).is_dir():
         missing = f"the files of {source} are not on this machine"
@@ -258,7 +259,6 @@ def _checked_renderer(job: RLJob, report: DataReport) -> PromptRenderer | None:
         remedy = "The trainer does both when the run starts"
         report.notes.append(Problem(name, f"{missing}: prompts were not rendered, lengths not counted", remedy))
         return None
-    tools = _tools(job, report)
     if report.problems:
         return None
     try:
@@ -289,7 +289,7 @@ def _halves(text: str) -> tuple[str, str]:
 
 
 def _tools(job: RLJob, report: DataReport) -> list[dict[str, Any]]:
-    """Return the tools that prompts list; what cannot be described is a problem."""
+    """Return the tools that prompts list; what cannot be loaded or described is a problem."""
     agent = job.spec.rollout.agent
     if agent.kind == "environment" and agent.environment:
         report.notes.append(_without_tools("a run starts the environment's server, which describes its tools"))
@@ -297,13 +297,13 @@ def _tools(job: RLJob, report: DataReport) -> list[dict[str, Any]]:
     limit_s = _SERVER_ANSWERS_WITHIN_S if agent.kind == "environment" and agent.url else None
     try:
         with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
-            return thread.submit(asyncio.run, asyncio.wait_for(described_tools(job), limit_s)).result()
+            return thread.submit(asyncio.run, asyncio.wait_for(described_tools(job, loads_all=True), limit_s)).result()
     except Exception as error:  # of users' files and servers
+        said = str(error).removeprefix("spec.rollout.agent: ") if isinstance(error, RefusedError) else described(error)
         if limit_s is not None:
-            report.notes.append(_without_tools(f"{agent.url} does not describe its tools ({described(error)})"))
+            report.notes.append(_without_tools(f"{agent.url} does not describe its tools ({said})"))
             return []
         name = "spec.rollout.agent.tools" if agent.kind == "tools" else "spec.rollout.agent"
-        said = str(error).removeprefix("spec.rollout.agent: ") if isinstance(error, RefusedError) else described(error)
         report.problems.append(Problem(name, said, "See docs/agents.md"))
         return []
 
@@ -376,39 +376,44 @@ class RuleChecks:
     """Find the rows that the job's rules cannot score now, not at sample 10,000."""
 
     def __init__(self, scorers: Sequence[ScorerSpec]) -> None:
-        self._scorers = [scorer for scorer in scorers if scorer.kind == "rule"]
+        self._scorers = {
+            f"spec.reward.scorers[{index}]": scorer for index, scorer in enumerate(scorers) if scorer.kind == "rule"
+        }
         self._unknown: set[str] = set()
         self._first: dict[tuple[str, str], tuple[int, str]] = {}
-        """Scorer and rule → number and problem of the first row whose ground truth that rule cannot use."""
+        """Scorer's field and rule → number and problem of the first row whose ground truth that rule cannot use."""
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, row: NumberedRow) -> None:
         """Look at one row."""
-        for scorer in self._scorers:
+        for field_name, scorer in self._scorers.items():
             rule = scorer.rule or rule_of(row.row.data_source)
             if rule is None:
                 self._unknown.add(row.row.data_source)
                 continue
             arguments = scorer.rule_arguments if scorer.rule else scorer.rule_arguments.get(rule, {})
             if problem := ground_truth_problem(rule, arguments, row.row.ground_truth):
-                self._counts[scorer.name, rule] += 1
-                self._first.setdefault((scorer.name, rule), (row.number, problem))
+                self._counts[field_name, rule] += 1
+                self._first.setdefault((field_name, rule), (row.number, problem))
 
     def problems(self, field: str, path: str) -> Iterator[Problem]:
-        """Report sources without a rule, then rows by rule."""
+        """Report sources without a rule, then rows by rule; each involves its scorer, which may itself be broken."""
         if self._unknown:
-            name = next(scorer.name for scorer in self._scorers if scorer.rule is None)
+            scorer_field, name = next((each, it.name) for each, it in self._scorers.items() if it.rule is None)
             yield Problem(
                 field,
                 f"{path} has data_source {', '.join(map(repr, sorted(self._unknown)))}, for which scorer {name!r} has "
                 "no rule",
                 "Name a rule in the scorer (rule: gsm8k), or score it with a function (kind: python)",
+                also=(scorer_field,),
             )
-        for (name, rule), count in self._counts.items():
-            number, problem = self._first[name, rule]
+        for (scorer_field, rule), count in self._counts.items():
+            number, problem = self._first[scorer_field, rule]
+            name = self._scorers[scorer_field].name
             rows = "1 row has a ground truth" if count == 1 else f"{count:,} rows have ground truths"
             yield Problem(
                 field,
                 f"{path}: {rows} that rule {rule} of scorer {name!r} cannot use; the first is row {number}: {problem}",
                 "Mend or remove these rows, or name another rule",
+                also=(scorer_field,),
             )

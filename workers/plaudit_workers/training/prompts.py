@@ -212,5 +212,7 @@ def lengths_in_words(lengths: NDArray[np.int32]) -> str:
     """Return the distribution of prompt lengths in words."""
     if not lengths.size:
         return "no lengths"
+    if lengths.min() == lengths.max():
+        return f"{int(lengths.min()):,} tokens each"
     half, most = (int(np.quantile(lengths, share, method="higher")) for share in (0.5, 0.9))
     return f"{int(lengths.min()):,} to {int(lengths.max()):,} tokens (half at most {half:,}, 90 % at most {most:,})"
