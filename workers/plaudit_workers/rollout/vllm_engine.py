@@ -14,7 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -150,9 +151,14 @@ class VllmEngine:
         try:
             self._vllm, self._tokenizer = self._build()
         except BaseException as error:
-            started.set_exception(error)
+            with suppress(InvalidStateError):
+                started.set_exception(error)
             return
-        started.set_result(None)
+        try:
+            started.set_result(None)
+        except InvalidStateError:  # whoever started it has gone
+            self._vllm.shut_down()
+            return
         try:
             self._vllm.run()
         except EngineFailedError as error:
