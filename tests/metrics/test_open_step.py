@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -42,7 +43,7 @@ THROTTLED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerW
 LIMITED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerWork(64, 6.0, waiting=62)})
 UPDATING = WorkerRecord("trainer-0", "trainer", started=900.0, doing="updates the policy")
 FROZEN = ((WorkerRecord("trainer-0", "trainer", doing="updates the policy"), 9.0),)
-FAR = WorkerRecord("reward-0", "reward", 64, 64, reply_s=0.7)
+FAR = WorkerRecord("reward-0", "reward", 64, 64, reply_s=0.95)
 
 
 def rollout(**about: Any) -> WorkerRecord:
@@ -90,8 +91,8 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
         (seen(TRAINER, rollout(loading="1.4"), streams=PROMPTS), "weights", "1 rollout of 1 loads new weights"),
         (seen(TRAINER, REWARD, streams=SCORING | PROMPTS), "generation", "8 prompts are with rollouts"),
         (seen(TRAINER, silent=FROZEN), "silent-trainer", "trainer-0, which updates the policy, has sent no"),
-        (seen(TRAINER, FAR, streams=PROMPTS), "redis-slow", "Redis takes 0.70 s for a reply to reward-0"),
-        (seen(TRAINER, reply_s=0.7, streams=PROMPTS), "redis-slow", "Redis takes 0.70 s for a reply, and"),
+        (seen(TRAINER, FAR, streams=PROMPTS), "redis-slow", "Redis takes 0.95 s for a reply to reward-0"),
+        (seen(TRAINER, reply_s=0.95, streams=PROMPTS), "redis-slow", "Redis takes 0.95 s for a reply, and"),
         (seen(TRAINER, reply_s=0.3, streams=PROMPTS), "generation", "8 prompts are with rollouts"),
     ],
 )
@@ -107,6 +108,25 @@ def test_prompts_of_later_steps_are_not_awaited(admitted_s: float, waits_for: st
     prompts = {"prompts": StreamDepth(in_flight=8, oldest_in_flight_s=admitted_s)}
     said = open_step(seen(TRAINER, REWARD, streams=SCORING | prompts), CLOSED, 1000.0, 0.0, overlap=True)
     assert said["waits_for"] == waits_for
+
+
+@pytest.mark.parametrize(("open_for_s", "waits_for"), [(0.4, "scorer"), (4.0, "redis-slow"), (45.0, "scorer")])
+def test_slow_replies_hold_no_step_that_is_much_longer_or_shorter(open_for_s: float, waits_for: str) -> None:
+    """Ten replies of 0.5 s do not explain that a step of usually 0.7 s is open for 45 s; nor do they fit into one."""
+    short = [msgspec.structs.replace(CLOSED[0], opened=999.3)]
+    snapshot = seen(TRAINER, REWARD, streams=SCORING, reply_s=0.5)
+    for closed in (short, []):
+        assert open_step(snapshot, closed, 1045.0 - open_for_s, 0.0)["waits_for"] == waits_for
+
+
+@pytest.mark.parametrize(("open_for_s", "waits_for"), [(0.4, "scorer"), (30.0, "silent-rollout")])
+def test_nobody_waits_for_a_process_that_was_lost_a_lease_before_the_step_opened(
+    open_for_s: float, waits_for: str
+) -> None:
+    lost = ((WorkerRecord("rollout-1", "rollout", 16, 3), 26.0),)
+    said = open_step(seen(TRAINER, REWARD, streams=SCORING, silent=lost), CLOSED, 1045.0 - open_for_s, 0.0)
+    assert said["waits_for"] == waits_for
+    assert "rollout-1 with 3 entries in work has sent no heartbeat" in said["text"]
 
 
 def test_a_service_has_no_step() -> None:

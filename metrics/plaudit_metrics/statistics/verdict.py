@@ -23,6 +23,7 @@ nobody could hand anything on), ``unknown`` (Redis's clock was set, and stamps o
 1. ``unscored``: no sample has a score, or the trainer paused for a fifth of the step or more because too many had none.
 2. ``redis``: Redis did not answer for a fifth of the step or more; or each reply took a tenth of a second or more, and
    ten of them, as many as a sample's way from its prompt to its update has one after the other, a fifth of the step.
+   Ten such replies do not fit into a step of less than a second: its few replies were late for another reason.
 3. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
 4. ``straggler``: for more than half of the waiting, a single sample or group (of at least four) was missing. More
    workers would not help: that sample has to become faster, or be given up sooner.
@@ -201,10 +202,12 @@ VERIFY_WAIT_KEY = "reward_pipeline/sandbox/verify_wait_total_s"
 _OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
 LIMITER_KEY, HELD_KEY = "reward_pipeline/limiter_total_s", "reward_pipeline/limiter_held_total_s"
 REPLY_KEY = "reward_pipeline/redis_reply_s"
-"""Median seconds until Redis replied to the trainer, in the step."""
+"""Seconds until Redis replied to the trainer, in the step (first quartile)."""
 SLOW_REPLY_S = 0.1
 """Faster replies are not slow, whatever share of a short step they take."""
 _REPLIES_OF_A_SAMPLE = 10
+_SLOW_STEP_S = _REPLIES_OF_A_SAMPLE * SLOW_REPLY_S
+"""Slow replies do not let a step be shorter than that."""
 _SCORED_KEY = "reward_pipeline/outcome/scored"
 _NAMES: dict[str, Verdict] = {
     "generation": "generation",
@@ -235,7 +238,7 @@ _EXPLANATIONS: dict[str, str] = {
 }
 
 _REPLIED_SLOWLY = (
-    "Redis replied slowly, after {reply_s:.2f} s at the median, and a sample waits for about {replies} replies: look "
+    "Redis replied slowly, after {reply_s:.2f} s and more, and a sample waits for about {replies} replies: look "
     "at the network to it, at its CPU and at slow commands (SLOWLOG GET)."
 )
 _CLOCK_WAS_SET = (
@@ -301,7 +304,7 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
     if name == "trainer" and statistics.get("trainer_wait_s", 0.0) >= WAITING_SHARE * step_s:
         return _READY_WAITED
     has_paused = statistics.get(f"wait/{REDIS}_s", 0.0) >= WAITING_SHARE * step_s
-    if name == "redis" and not has_paused and replies_are_slow(_slow_reply_s(statistics), step_s):
+    if name == "redis" and not has_paused and replies_are_slow(statistics.get(REPLY_KEY, 0.0), step_s):
         return _REPLIED_SLOWLY.format(reply_s=statistics[REPLY_KEY], replies=_REPLIES_OF_A_SAMPLE)
     if name == "balanced" and statistics.get(f"wait/{UNKNOWN}_s", 0.0) >= WAITING_SHARE * step_s:
         return _CLOCK_WAS_SET
@@ -312,14 +315,20 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
 
 
 def _slow_reply_s(statistics: Mapping[str, float]) -> float:
-    """Return the seconds of a reply of Redis; 0 where it is fast."""
-    reply_s = statistics.get(REPLY_KEY, 0.0)
-    return reply_s if reply_s >= SLOW_REPLY_S else 0.0
+    """Return the seconds of a reply of Redis; 0 where it is fast, and for a step that is too short to tell."""
+    reply_s, step_s = statistics.get(REPLY_KEY, 0.0), statistics.get("step_s", math.inf)
+    return reply_s if reply_s >= SLOW_REPLY_S and step_s >= _SLOW_STEP_S else 0.0
 
 
-def replies_are_slow(reply_s: float, step_s: float) -> bool:
-    """Return True where the replies on a sample's way, of so many seconds each, take a fifth of the step or more."""
-    return reply_s >= SLOW_REPLY_S and _REPLIES_OF_A_SAMPLE * reply_s >= WAITING_SHARE * step_s
+def replies_are_slow(reply_s: float, step_s: float | None) -> bool:
+    """Return True where the replies on a sample's way, of so many seconds each, take a fifth of the step or more.
+
+    Args:
+        step_s: None where there is no step: whatever is scored, ten slow replies are too many.
+    """
+    if reply_s < SLOW_REPLY_S or step_s is None:
+        return reply_s >= SLOW_REPLY_S
+    return step_s >= _SLOW_STEP_S and _REPLIES_OF_A_SAMPLE * reply_s >= WAITING_SHARE * step_s
 
 
 def _of_generation(statistics: Mapping[str, float]) -> str:
