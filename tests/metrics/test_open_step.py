@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth, take_snapshot
 from plaudit_metrics.terminal.overview import MetricsService
 from plaudit_metrics.terminal.top import frame
-from plaudit_wire.names import Names
+from plaudit_wire.names import CONSUMER_GROUPS, Names, Stream
 from plaudit_wire.records import SandboxWork, ScorerWork, StepRecord, WorkerRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
@@ -119,14 +119,37 @@ def test_slow_replies_hold_no_step_that_is_much_longer_or_shorter(open_for_s: fl
         assert open_step(snapshot, closed, 1045.0 - open_for_s, 0.0)["waits_for"] == waits_for
 
 
-@pytest.mark.parametrize(("open_for_s", "waits_for"), [(0.4, "scorer"), (30.0, "silent-rollout")])
-def test_nobody_waits_for_a_process_that_was_lost_a_lease_before_the_step_opened(
-    open_for_s: float, waits_for: str
+@pytest.mark.parametrize(
+    ("trainers", "said"),
+    [((TRAINER,), "for the trainer, the oldest for 21 s"), ((), "for a trainer, and none is ready, the oldest")],
+)
+def test_scored_groups_that_nobody_takes_wait_for_the_trainer(trainers: tuple[WorkerRecord, ...], said: str) -> None:
+    ready = {"ready": StreamDepth(undelivered=4, oldest_undelivered_s=21.0)}
+    found = open_step(seen(*trainers, streams=ready), CLOSED, 1000.0, 0.0)
+    assert found["waits_for"] == "trainer"
+    assert f"4 scored groups wait {said}" in found["text"]
+
+
+@pytest.mark.parametrize(("role", "stream"), [("rollout", "prompts"), ("reward", "samples"), ("reward", "groups")])
+async def test_a_lost_process_is_awaited_until_others_have_taken_over_what_it_held(
+    role: Literal["rollout", "reward"], stream: Stream, redis_server: RedisServer, run_name: str
 ) -> None:
-    lost = ((WorkerRecord("rollout-1", "rollout", 16, 3), 26.0),)
-    said = open_step(seen(TRAINER, REWARD, streams=SCORING, silent=lost), CLOSED, 1045.0 - open_for_s, 0.0)
-    assert said["waits_for"] == waits_for
-    assert "rollout-1 with 3 entries in work has sent no heartbeat" in said["text"]
+    """Its last heartbeat says little: it held other work then, and is remembered for two minutes."""
+    transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
+    keys, redis = Names(run_name), transport.commands
+    await transport.beat(WorkerRecord("lost", role, 64, 64))
+    await redis.zincrby(keys.workers, -30.0, "lost")
+    assert (await take_snapshot(redis, keys)).silent == ()
+    key, group = keys.stream(stream), CONSUMER_GROUPS[stream]
+    for _ in range(3):
+        await redis.xadd(key, {"id": "x"})
+    await redis.xreadgroup(group, "lost", {key: ">"}, count=2)
+    ((worker, silent_s),) = (await take_snapshot(redis, keys)).silent
+    assert worker.busy == 2
+    assert silent_s == pytest.approx(30.0, abs=5.0)
+    await redis.xautoclaim(key, group, "another", 0)
+    assert (await take_snapshot(redis, keys)).silent == ()
+    await transport.close()
 
 
 def test_a_service_has_no_step() -> None:

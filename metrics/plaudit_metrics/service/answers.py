@@ -15,7 +15,7 @@ from plaudit_metrics.sources.steps import ClosedStep, flat_step
 from plaudit_metrics.statistics.stages import stages_of
 from plaudit_metrics.statistics.steps import slowest_samples, wall_seconds
 from plaudit_metrics.statistics.verdict import explain, reasoning, replies_are_slow, verdict_over
-from plaudit_wire.records import LEASE_S, VALIDATES, GroupRecord, SampleRecord, StepRecord, WorkerRecord
+from plaudit_wire.records import VALIDATES, GroupRecord, SampleRecord, StepRecord, WorkerRecord
 
 RECENT_STEPS = 10
 """The number of steps in the verdict over several."""
@@ -147,9 +147,7 @@ class _Open(NamedTuple):
         return None if self.seconds is None else max(self.seconds, self.usual_s)
 
 
-def _waits_for(
-    seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float, step: _Open
-) -> tuple[str, list[str]]:
+def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float, step: _Open) -> tuple[str, list[str]]:
     """Return the first cause that holds, and what is known of the next ones.
 
     A cause of the pipeline is found as in a step's record: that of the earliest stage in which work of the step is.
@@ -157,8 +155,7 @@ def _waits_for(
     if unheard_s > _REDIS_AWAY_S:
         return REDIS_AWAY, [f"Redis has not responded for {_long(unheard_s)}, and every process of the run waits"]
     facts: Facts = _of_replies(seen, step.length_s)
-    lost, lost_before = _of_silence(seen, step.seconds or 0.0)
-    facts += lost
+    facts += [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
     if trainer is not None and trainer.problem:
         facts.append(("unscored", trainer.problem))
     if trainer is not None and trainer.doing and trainer.doing != VALIDATES:
@@ -166,7 +163,7 @@ def _waits_for(
     of_rollouts, of_rewards = _of_rollouts(seen), _of_scorers(seen) + _of_reward_queue(seen)
     awaited_for_s = (step.seconds or 0.0) if step.overlap else 0.0
     facts += of_rollouts + of_rewards if _awaits_rollouts(seen, awaited_for_s) else of_rewards + of_rollouts
-    facts += lost_before
+    facts += _of_ready(seen, trainer)
     if not facts:
         facts = [("trainer", "the trainer is at work") if trainer is not None else ("nothing", "nothing is in work")]
     return facts[0][0], [text for _, text in facts[:_MOST_FACTS]]
@@ -206,18 +203,6 @@ def _of_replies(seen: RunSnapshot, step_s: float | None) -> Facts:
     return [(REDIS_SLOW, f"Redis takes {reply_s:.2f} s for a reply{to}, and a sample waits for about ten of them")]
 
 
-def _of_silence(seen: RunSnapshot, open_for_s: float) -> tuple[Facts, Facts]:
-    """Return the processes that are frozen or lost: those that may hold the open step, and the others.
-
-    Nobody waits for the others: their work was taken over, a lease after they were lost, before the step opened.
-    """
-    holding, others = Facts(), Facts()
-    for worker, silent_s in seen.silent:
-        facts = holding if silent_s <= open_for_s + LEASE_S else others
-        facts.append((f"silent-{worker.role}", _silence(worker, silent_s)))
-    return holding, others
-
-
 def _silence(worker: WorkerRecord, silent_s: float) -> str:
     held = "1 entry" if worker.busy == 1 else f"{worker.busy} entries"
     work = f", which {worker.doing}," if worker.doing else f" with {held} in work"
@@ -248,6 +233,15 @@ def _of_reward_queue(seen: RunSnapshot) -> Facts:
     waited = f"the oldest for {_long(samples.oldest_undelivered_s)}"
     waiting = f"{_counted(samples.undelivered, 'finished sample')} {_plural(samples.undelivered, 'wait')}"
     return [("reward-queue", f"{waiting} for {workers}, {waited}")]
+
+
+def _of_ready(seen: RunSnapshot, trainer: WorkerRecord | None) -> Facts:
+    ready = seen.streams.get("ready", StreamDepth())
+    if not ready.undelivered:
+        return []
+    awaited = "the trainer" if trainer is not None else "a trainer, and none is ready"
+    waiting = f"{_counted(ready.undelivered, 'scored group')} {_plural(ready.undelivered, 'wait')}"
+    return [("trainer", f"{waiting} for {awaited}, the oldest for {_long(ready.oldest_undelivered_s)}")]
 
 
 def _of_rollouts(seen: RunSnapshot) -> Facts:

@@ -228,7 +228,8 @@ _EXPLANATIONS: dict[str, str] = {
     "sandboxes": "The trainer waited for machines of samples.",
     "tools": "The trainer waited for the tools of agents: make them faster, or raise agent.maxConcurrentSamples.",
     "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
-    "reward-queue": "Finished samples waited for a free reward worker: add reward workers or raise their concurrency.",
+    "reward-queue": "Finished samples waited for a free reward worker: add reward workers, or raise "
+    "workers.maxConcurrentSamples, or workers.processes where functions block.",
     "limiter": "Scoring waited for a limit of the job (limits of a scorer): raise it, or send fewer requests.",
     "endpoint": "A judge's endpoint asked for pauses (429, Retry-After): raise its quota, or send fewer requests.",
     "group-scorer": "Groups waited for group-scope scorers: make them faster.",
@@ -309,7 +310,7 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
     if name == "balanced" and statistics.get(f"wait/{UNKNOWN}_s", 0.0) >= WAITING_SHARE * step_s:
         return _CLOCK_WAS_SET
     details = {"reward": _slowest_scorer, "generation": _of_generation, "tools": _slowest_tool}
-    details |= {"reward-queue": _taken_over, "straggler": _taken_over, "sandboxes": _slowest_of_machines}
+    details |= {"reward-queue": _taken_over, "straggler": _last_of_all, "sandboxes": _slowest_of_machines}
     more = details[name](statistics) if name in details else ""
     return " ".join(filter(None, (_EXPLANATIONS.get(name, ""), more)))
 
@@ -341,6 +342,12 @@ def _of_generation(statistics: Mapping[str, float]) -> str:
     prompts = "1 prompt was" if lost == 1 else f"{lost:.0f} prompts were"
     taken_over = f"{prompts} taken over from a rollout that was frozen or lost." if lost else ""
     return " ".join(filter(None, (loading, taken_over)))
+
+
+_FAILED_ATTEMPTS = (
+    "Attempts of {scorer} that failed, with the pauses after them, took {seconds:.2f} s of a sample: see why in the "
+    "log of a reward worker, and whether fewer retries do."
+)
 
 
 def _taken_over(statistics: Mapping[str, float]) -> str:
@@ -390,7 +397,7 @@ def _slowest_tool(statistics: Mapping[str, float]) -> str:
 
 
 def _slowest_scorer(statistics: Mapping[str, float]) -> str:
-    """Return sentences on the scorer that held its samples longest, and on its processes if waiting for one is most.
+    """Return sentences on the scorer that held its samples longest, and on what was most of it, if not its calls.
 
     A sample waits for the scorer that ends last, however many others wait for their processes meanwhile.
     """
@@ -402,6 +409,8 @@ def _slowest_scorer(statistics: Mapping[str, float]) -> str:
     share = f", {slowest.all_s / all_s:.0%} of the seconds of all scorers" if all_s > 0 else ""
     times = f"{slowest.median_s:.2f} s at the median, {slowest.slow_s:.2f} s at the 95th percentile"
     sentence = f"The slowest is {scorer}: {times}{share}."
+    if slowest.retry_s > slowest.wait_s + slowest.call_s:
+        return f"{sentence} {_FAILED_ATTEMPTS.format(scorer=scorer, seconds=slowest.retry_s)}"
     if slowest.wait_s <= slowest.call_s:
         return sentence
     return (
@@ -410,9 +419,22 @@ def _slowest_scorer(statistics: Mapping[str, float]) -> str:
     )
 
 
-class _Held(NamedTuple):
-    """Hold how long a scorer held its samples: the wait for a process and the call, in seconds."""
+def _last_of_all(statistics: Mapping[str, float]) -> str:
+    """Return sentences on why a straggler is one, where its worker was lost, or failed attempts took half of it."""
+    key = re.compile(r"reward_pipeline/scorer/(.+)/retry_s/max")
+    retried = {found[1]: value for name, value in statistics.items() if (found := key.fullmatch(name))}
+    scorer = max(retried, key=lambda name: retried[name], default="")
+    half_s = HELD_SHARE * statistics.get("straggler_s", math.inf)
+    failed = (
+        _FAILED_ATTEMPTS.format(scorer=scorer, seconds=retried[scorer]) if retried.get(scorer, 0.0) >= half_s else ""
+    )
+    return " ".join(filter(None, (_taken_over(statistics), failed)))
 
+
+class _Held(NamedTuple):
+    """Hold how long a scorer held its samples: failed attempts, the wait for a process and the call, in seconds."""
+
+    retry_s: float
     wait_s: float
     call_s: float
     median_s: float
@@ -425,12 +447,13 @@ class _Held(NamedTuple):
 def _held(statistics: Mapping[str, float], scorer: str) -> _Held:
     key = f"reward_pipeline/scorer/{scorer}"
     calls = sum(statistics.get(f"{key}/outcome/{outcome}", 0.0) for outcome in OUTCOMES)
-    wait_s, call_s = (statistics.get(f"{key}/{part}_s/mean", 0.0) for part in ("wait", "call"))
+    retry_s, wait_s, call_s = (statistics.get(f"{key}/{part}_s/mean", 0.0) for part in ("retry", "wait", "call"))
+    parts = {"retry": retry_s, "wait": wait_s, "call": call_s}
     median_s, slow_s = (
-        sum(statistics.get(f"{key}/{part}_s/{place}", mean_s) for part, mean_s in (("wait", wait_s), ("call", call_s)))
+        sum(statistics.get(f"{key}/{part}_s/{place}", mean_s) for part, mean_s in parts.items())
         for place in ("p50", "p95")
     )
-    return _Held(wait_s, call_s, median_s, slow_s, (wait_s + call_s) * calls)
+    return _Held(retry_s, wait_s, call_s, median_s, slow_s, sum(parts.values()) * calls)
 
 
 class VerdictRule(msgspec.Struct, frozen=True):
