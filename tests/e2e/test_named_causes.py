@@ -135,7 +135,7 @@ SLOWED = [
     ("slow engine", {"engine": 16.0}, "generation", "prompts are with rollouts", "generation", "add rollouts"),
     ("slow tool", {"tool": 16.0}, "tools", "wait for tools", "tools", "The slowest is press"),
     ("slow environment", {"environment": 16.0}, "tools", "wait for tools", "tools", "tools of agents"),
-    ("slow trainer", {"trainer": 16.0}, "trainer", "the trainer updates the policy", "trainer", "the update itself"),
+    ("slow trainer", {"trainer": 40.0}, "trainer", "the trainer updates the policy", "trainer", "the update itself"),
     ("slow weights", {"weights": 16.0}, "weights", "new weights", "generation", "s to load new weights"),
 ]
 
