@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth, take_snapshot
 from plaudit_metrics.terminal.overview import MetricsService
 from plaudit_metrics.terminal.top import frame
-from plaudit_wire.names import Names
+from plaudit_wire.names import CONSUMER_GROUPS, Names, Stream
 from plaudit_wire.records import SandboxWork, ScorerWork, StepRecord, WorkerRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
@@ -42,7 +43,7 @@ THROTTLED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerW
 LIMITED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerWork(64, 6.0, waiting=62)})
 UPDATING = WorkerRecord("trainer-0", "trainer", started=900.0, doing="updates the policy")
 FROZEN = ((WorkerRecord("trainer-0", "trainer", doing="updates the policy"), 9.0),)
-FAR = WorkerRecord("reward-0", "reward", 64, 64, reply_s=0.7)
+FAR = WorkerRecord("reward-0", "reward", 64, 64, reply_s=0.95)
 
 
 def rollout(**about: Any) -> WorkerRecord:
@@ -90,8 +91,8 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
         (seen(TRAINER, rollout(loading="1.4"), streams=PROMPTS), "weights", "1 rollout of 1 loads new weights"),
         (seen(TRAINER, REWARD, streams=SCORING | PROMPTS), "generation", "8 prompts are with rollouts"),
         (seen(TRAINER, silent=FROZEN), "silent-trainer", "trainer-0, which updates the policy, has sent no"),
-        (seen(TRAINER, FAR, streams=PROMPTS), "redis-slow", "Redis takes 0.70 s for a reply to reward-0"),
-        (seen(TRAINER, reply_s=0.7, streams=PROMPTS), "redis-slow", "Redis takes 0.70 s for a reply, and"),
+        (seen(TRAINER, FAR, streams=PROMPTS), "redis-slow", "Redis takes 0.95 s for a reply to reward-0"),
+        (seen(TRAINER, reply_s=0.95, streams=PROMPTS), "redis-slow", "Redis takes 0.95 s for a reply, and"),
         (seen(TRAINER, reply_s=0.3, streams=PROMPTS), "generation", "8 prompts are with rollouts"),
     ],
 )
@@ -107,6 +108,48 @@ def test_prompts_of_later_steps_are_not_awaited(admitted_s: float, waits_for: st
     prompts = {"prompts": StreamDepth(in_flight=8, oldest_in_flight_s=admitted_s)}
     said = open_step(seen(TRAINER, REWARD, streams=SCORING | prompts), CLOSED, 1000.0, 0.0, overlap=True)
     assert said["waits_for"] == waits_for
+
+
+@pytest.mark.parametrize(("open_for_s", "waits_for"), [(0.4, "scorer"), (4.0, "redis-slow"), (45.0, "scorer")])
+def test_slow_replies_hold_no_step_that_is_much_longer_or_shorter(open_for_s: float, waits_for: str) -> None:
+    """Ten replies of 0.5 s do not explain that a step of usually 0.7 s is open for 45 s; nor do they fit into one."""
+    short = [msgspec.structs.replace(CLOSED[0], opened=999.3)]
+    snapshot = seen(TRAINER, REWARD, streams=SCORING, reply_s=0.5)
+    for closed in (short, []):
+        assert open_step(snapshot, closed, 1045.0 - open_for_s, 0.0)["waits_for"] == waits_for
+
+
+@pytest.mark.parametrize(
+    ("trainers", "said"),
+    [((TRAINER,), "for the trainer, the oldest for 21 s"), ((), "for a trainer, and none is ready, the oldest")],
+)
+def test_scored_groups_that_nobody_takes_wait_for_the_trainer(trainers: tuple[WorkerRecord, ...], said: str) -> None:
+    ready = {"ready": StreamDepth(undelivered=4, oldest_undelivered_s=21.0)}
+    found = open_step(seen(*trainers, streams=ready), CLOSED, 1000.0, 0.0)
+    assert found["waits_for"] == "trainer"
+    assert f"4 scored groups wait {said}" in found["text"]
+
+
+@pytest.mark.parametrize(("role", "stream"), [("rollout", "prompts"), ("reward", "samples"), ("reward", "groups")])
+async def test_a_lost_process_is_awaited_until_others_have_taken_over_what_it_held(
+    role: Literal["rollout", "reward"], stream: Stream, redis_server: RedisServer, run_name: str
+) -> None:
+    """Its last heartbeat says little: it held other work then, and is remembered for two minutes."""
+    transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
+    keys, redis = Names(run_name), transport.commands
+    await transport.beat(WorkerRecord("lost", role, 64, 64))
+    await redis.zincrby(keys.workers, -30.0, "lost")
+    assert (await take_snapshot(redis, keys)).silent == ()
+    key, group = keys.stream(stream), CONSUMER_GROUPS[stream]
+    for _ in range(3):
+        await redis.xadd(key, {"id": "x"})
+    await redis.xreadgroup(group, "lost", {key: ">"}, count=2)
+    ((worker, silent_s),) = (await take_snapshot(redis, keys)).silent
+    assert worker.busy == 2
+    assert silent_s == pytest.approx(30.0, abs=5.0)
+    await redis.xautoclaim(key, group, "another", 0)
+    assert (await take_snapshot(redis, keys)).silent == ()
+    await transport.close()
 
 
 def test_a_service_has_no_step() -> None:

@@ -80,6 +80,11 @@ def test_replies_hold_a_step_of_which_ten_take_a_fifth(reply_s: float, expected:
     assert verdict_over([statistics, FIGURES | {REPLY_KEY: reply_s}]) == expected
 
 
+def test_a_step_into_which_ten_slow_replies_do_not_fit_was_not_held_by_them() -> None:
+    short = {key: value * 0.07 for key, value in FIGURES.items()} | {REPLY_KEY: 0.3}
+    assert verdict(short) == verdict_over([short] * 20) == "reward"
+
+
 def test_slow_replies_of_one_short_step_do_not_name_many_long_ones() -> None:
     steps: list[dict[str, Any]] = [FIGURES | {REPLY_KEY: 0.3}, *(FIGURES | {REPLY_KEY: 0.001} for _ in range(9))]
     assert verdict(steps[0]) == "redis"

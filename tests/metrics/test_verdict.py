@@ -274,6 +274,16 @@ def test_the_scorer_that_held_the_step_is_named_with_its_times_and_its_share() -
     assert "processes" not in sentence
 
 
+def test_a_scorer_whose_attempts_fail_is_named_though_its_last_one_is_fast() -> None:
+    times = {f"reward_pipeline/scorer/flaky/retry_s/{place}": 8.0 for place in (*PLACES, "max")}
+    figures = of_scorer("flaky", 0.0, 0.01) | of_scorer("far", 0.0, 0.5) | times
+    failed = "Attempts of flaky that failed, with the pauses after them, took 8.00 s of a sample"
+    assert "The slowest is flaky: 8.01 s at the median" in explain("reward", figures)
+    assert failed in explain("reward", figures)
+    assert failed in explain("straggler", figures | {"straggler_s": 12.0})
+    assert failed not in explain("straggler", figures | {"straggler_s": 30.0})
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 100)), min_size=1, max_size=20))
 def test_processes_are_advised_only_for_the_slowest_and_only_where_waiting_is_most_of_it(
     scorers: list[tuple[float, float]],

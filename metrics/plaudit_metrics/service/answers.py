@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -101,8 +101,8 @@ def open_step(
     number = None if not closed and trainer is None else (closed[-1].step if closed else 0) + 1
     seconds = None if opened is None else max(seen.time - opened, 0.0) + unheard_s
     lengths = [record.closed - record.opened for record in closed if record.num_samples]
-    awaited_for_s = (seconds or 0.0) if overlap else 0.0
-    waits_for, facts = _waits_for(seen, trainer, unheard_s, median(lengths) if lengths else 0.0, awaited_for_s)
+    usual_s = median(lengths) if lengths else 0.0
+    waits_for, facts = _waits_for(seen, trainer, unheard_s, _Open(seconds, usual_s, overlap))
     step = "" if number is None or seconds is None else f"step {number}, open for {_long(seconds)}: "
     if seen.is_validating:
         step += "the trainer validates; "
@@ -132,23 +132,38 @@ Facts = list[tuple[str, str]]
 """Causes in one word each, and what is known of them."""
 
 
-def _waits_for(
-    seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float, step_s: float, awaited_for_s: float
-) -> tuple[str, list[str]]:
+class _Open(NamedTuple):
+    """Hold what is known of the open step's length."""
+
+    seconds: float | None
+    """None where there is no step: before a trainer starts, and in a service."""
+    usual_s: float
+    """The median of the newest closed steps; 0 before the first."""
+    overlap: bool
+
+    @property
+    def length_s(self) -> float | None:
+        """Return how long the step takes as far as one can tell."""
+        return None if self.seconds is None else max(self.seconds, self.usual_s)
+
+
+def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float, step: _Open) -> tuple[str, list[str]]:
     """Return the first cause that holds, and what is known of the next ones.
 
     A cause of the pipeline is found as in a step's record: that of the earliest stage in which work of the step is.
     """
     if unheard_s > _REDIS_AWAY_S:
         return REDIS_AWAY, [f"Redis has not responded for {_long(unheard_s)}, and every process of the run waits"]
-    facts: Facts = _of_replies(seen, step_s)
+    facts: Facts = _of_replies(seen, step.length_s)
     facts += [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
     if trainer is not None and trainer.problem:
         facts.append(("unscored", trainer.problem))
     if trainer is not None and trainer.doing and trainer.doing != VALIDATES:
         facts.append(("trainer", f"the trainer {trainer.doing}"))
     of_rollouts, of_rewards = _of_rollouts(seen), _of_scorers(seen) + _of_reward_queue(seen)
+    awaited_for_s = (step.seconds or 0.0) if step.overlap else 0.0
     facts += of_rollouts + of_rewards if _awaits_rollouts(seen, awaited_for_s) else of_rewards + of_rollouts
+    facts += _of_ready(seen, trainer)
     if not facts:
         facts = [("trainer", "the trainer is at work") if trainer is not None else ("nothing", "nothing is in work")]
     return facts[0][0], [text for _, text in facts[:_MOST_FACTS]]
@@ -176,8 +191,11 @@ def _long(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
-def _of_replies(seen: RunSnapshot, step_s: float) -> Facts:
-    """Return that Redis is slow, where its replies take a large part of the usual step of ``step_s``."""
+def _of_replies(seen: RunSnapshot, step_s: float | None) -> Facts:
+    """Return that Redis is slow, where its replies take a large part of a step of ``step_s``; None: there is no step.
+
+    A step that has been open for long waits for something else, though it is usually short.
+    """
     process, reply_s = seen.slowest_reply
     if not replies_are_slow(reply_s, step_s):
         return []
@@ -215,6 +233,15 @@ def _of_reward_queue(seen: RunSnapshot) -> Facts:
     waited = f"the oldest for {_long(samples.oldest_undelivered_s)}"
     waiting = f"{_counted(samples.undelivered, 'finished sample')} {_plural(samples.undelivered, 'wait')}"
     return [("reward-queue", f"{waiting} for {workers}, {waited}")]
+
+
+def _of_ready(seen: RunSnapshot, trainer: WorkerRecord | None) -> Facts:
+    ready = seen.streams.get("ready", StreamDepth())
+    if not ready.undelivered:
+        return []
+    awaited = "the trainer" if trainer is not None else "a trainer, and none is ready"
+    waiting = f"{_counted(ready.undelivered, 'scored group')} {_plural(ready.undelivered, 'wait')}"
+    return [("trainer", f"{waiting} for {awaited}, the oldest for {_long(ready.oldest_undelivered_s)}")]
 
 
 def _of_rollouts(seen: RunSnapshot) -> Facts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,8 @@ class RunSnapshot:
     """(role, state) → live processes; state is busy, idle or starting."""
     worker_records: tuple[WorkerRecord, ...] = ()
     silent: tuple[tuple[WorkerRecord, float], ...] = ()
-    """Processes that were at work at their last heartbeat, which is overdue; seconds since."""
+    """Processes whose heartbeat is overdue, and which hold work: with the entries that they still hold as ``busy``, and
+    the seconds since."""
     reply_s: float = 0.0
     """Seconds until Redis replied to this service: the fastest of some replies."""
     judge_requests: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -162,7 +163,7 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
     """
     now, first_reply_s = await _reply(client)
     taken = time.monotonic()
-    depths, heard, replies_s, requests, tokens, (counters, info, version) = await asyncio.gather(
+    found, heard, replies_s, requests, tokens, (counters, info, version) = await asyncio.gather(
         asyncio.gather(*(_depth(client, keys.stream(name), group, now) for name, group in CONSUMER_GROUPS.items())),
         _heard_workers(client, keys, now),
         _replies(client),
@@ -170,6 +171,7 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         _of_judges(client, keys.judge_tokens),
         _values(client, keys),
     )
+    depths, holders = zip(*found, strict=True)
     # A heartbeat of the future is from before the clock was set back: who lives sends another one within seconds.
     workers = [worker for worker, silent_s in heard if abs(silent_s) <= LIVE_WITHIN_S]
     return RunSnapshot(
@@ -181,11 +183,7 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         dead_letters=_counters(counters, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
-        silent=tuple(
-            (worker, silent_s)
-            for worker, silent_s in heard
-            if silent_s > _SILENT_AFTER_S and (worker.busy > 0 or worker.doing)
-        ),
+        silent=tuple(_silent(heard, sum(holders, Counter()))),
         judge_requests=requests,
         judge_tokens=tokens,
         cache_reads={
@@ -221,22 +219,27 @@ async def _replies(client: Redis) -> list[float]:
     return [(await _reply(client))[1] for _ in range(2)]
 
 
-async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth:
-    """Return a stream's depth: undelivered are entries less pending ones, since finished entries are deleted."""
+async def _depth(client: Redis, key: str, group: str, now: float) -> tuple[StreamDepth, Counter[str]]:
+    """Return a stream's depth, and who holds how many of the entries in flight.
+
+    Undelivered are entries less pending ones, since finished entries are deleted.
+    """
     length = int(await client.xlen(key))
     try:
         groups: list[dict[str, Any]] = await client.xinfo_groups(key)
     except ResponseError:  # no such key yet
-        return StreamDepth()
+        return StreamDepth(), Counter()
     named = next((each for each in groups if _text(each["name"]) == group), None)
     if named is None:
-        return StreamDepth(undelivered=length, oldest_undelivered_s=await _oldest_s(client, key, "-", now))
+        oldest_s = await _oldest_s(client, key, "-", now)
+        return StreamDepth(undelivered=length, oldest_undelivered_s=oldest_s), Counter()
     pending = int(named["pending"])
     undelivered = max(length - pending, 0)
     oldest_s = await _oldest_s(client, key, f"({_text(named['last-delivered-id'])}", now) if undelivered else 0.0
-    oldest: Any = (await client.xpending(key, group))["min"] if pending else None
-    in_flight_s = _age_s(oldest, now) if oldest else 0.0
-    return StreamDepth(undelivered, pending, oldest_s, in_flight_s)
+    held: dict[str, Any] = await client.xpending(key, group) if pending else {}
+    in_flight_s = _age_s(held["min"], now) if held.get("min") else 0.0
+    holders = Counter({_text(each["name"]): int(each["pending"]) for each in held.get("consumers") or ()})
+    return StreamDepth(undelivered, pending, oldest_s, in_flight_s), holders
 
 
 async def _oldest_s(client: Redis, key: str, after: str, now: float) -> float:
@@ -263,6 +266,13 @@ async def _heard_workers(client: Redis, keys: Names, now: float) -> list[tuple[W
     encoded: Any = await client.hmget(keys.worker_records, [name for name, _ in heard])
     records = [None if each is None else decode_worker(each) for each in encoded]
     return [(record, now - at) for record, (_, at) in zip(records, heard, strict=True) if record is not None]
+
+
+def _silent(heard: list[tuple[WorkerRecord, float]], held: Counter[str]) -> Iterator[tuple[WorkerRecord, float]]:
+    """Yield the silent processes for which somebody waits: what they held is with others once it was taken over."""
+    for worker, silent_s in heard:
+        if silent_s > _SILENT_AFTER_S and (held[worker.worker] or worker.doing):
+            yield msgspec.structs.replace(worker, busy=held[worker.worker]), silent_s
 
 
 async def _of_judges(client: Redis, key: str) -> dict[tuple[str, ...], int]:

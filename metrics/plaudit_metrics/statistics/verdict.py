@@ -23,6 +23,7 @@ nobody could hand anything on), ``unknown`` (Redis's clock was set, and stamps o
 1. ``unscored``: no sample has a score, or the trainer paused for a fifth of the step or more because too many had none.
 2. ``redis``: Redis did not answer for a fifth of the step or more; or each reply took a tenth of a second or more, and
    ten of them, as many as a sample's way from its prompt to its update has one after the other, a fifth of the step.
+   Ten such replies do not fit into a step of less than a second: its few replies were late for another reason.
 3. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
 4. ``straggler``: for more than half of the waiting, a single sample or group (of at least four) was missing. More
    workers would not help: that sample has to become faster, or be given up sooner.
@@ -201,10 +202,12 @@ VERIFY_WAIT_KEY = "reward_pipeline/sandbox/verify_wait_total_s"
 _OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
 LIMITER_KEY, HELD_KEY = "reward_pipeline/limiter_total_s", "reward_pipeline/limiter_held_total_s"
 REPLY_KEY = "reward_pipeline/redis_reply_s"
-"""Median seconds until Redis replied to the trainer, in the step."""
+"""Seconds until Redis replied to the trainer, in the step (first quartile)."""
 SLOW_REPLY_S = 0.1
 """Faster replies are not slow, whatever share of a short step they take."""
 _REPLIES_OF_A_SAMPLE = 10
+_SLOW_STEP_S = _REPLIES_OF_A_SAMPLE * SLOW_REPLY_S
+"""Slow replies do not let a step be shorter than that."""
 _SCORED_KEY = "reward_pipeline/outcome/scored"
 _NAMES: dict[str, Verdict] = {
     "generation": "generation",
@@ -225,7 +228,8 @@ _EXPLANATIONS: dict[str, str] = {
     "sandboxes": "The trainer waited for machines of samples.",
     "tools": "The trainer waited for the tools of agents: make them faster, or raise agent.maxConcurrentSamples.",
     "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
-    "reward-queue": "Finished samples waited for a free reward worker: add reward workers or raise their concurrency.",
+    "reward-queue": "Finished samples waited for a free reward worker: add reward workers, or raise "
+    "workers.maxConcurrentSamples, or workers.processes where functions block.",
     "limiter": "Scoring waited for a limit of the job (limits of a scorer): raise it, or send fewer requests.",
     "endpoint": "A judge's endpoint asked for pauses (429, Retry-After): raise its quota, or send fewer requests.",
     "group-scorer": "Groups waited for group-scope scorers: make them faster.",
@@ -235,7 +239,7 @@ _EXPLANATIONS: dict[str, str] = {
 }
 
 _REPLIED_SLOWLY = (
-    "Redis replied slowly, after {reply_s:.2f} s at the median, and a sample waits for about {replies} replies: look "
+    "Redis replied slowly, after {reply_s:.2f} s and more, and a sample waits for about {replies} replies: look "
     "at the network to it, at its CPU and at slow commands (SLOWLOG GET)."
 )
 _CLOCK_WAS_SET = (
@@ -301,25 +305,31 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
     if name == "trainer" and statistics.get("trainer_wait_s", 0.0) >= WAITING_SHARE * step_s:
         return _READY_WAITED
     has_paused = statistics.get(f"wait/{REDIS}_s", 0.0) >= WAITING_SHARE * step_s
-    if name == "redis" and not has_paused and replies_are_slow(_slow_reply_s(statistics), step_s):
+    if name == "redis" and not has_paused and replies_are_slow(statistics.get(REPLY_KEY, 0.0), step_s):
         return _REPLIED_SLOWLY.format(reply_s=statistics[REPLY_KEY], replies=_REPLIES_OF_A_SAMPLE)
     if name == "balanced" and statistics.get(f"wait/{UNKNOWN}_s", 0.0) >= WAITING_SHARE * step_s:
         return _CLOCK_WAS_SET
     details = {"reward": _slowest_scorer, "generation": _of_generation, "tools": _slowest_tool}
-    details |= {"reward-queue": _taken_over, "straggler": _taken_over, "sandboxes": _slowest_of_machines}
+    details |= {"reward-queue": _taken_over, "straggler": _last_of_all, "sandboxes": _slowest_of_machines}
     more = details[name](statistics) if name in details else ""
     return " ".join(filter(None, (_EXPLANATIONS.get(name, ""), more)))
 
 
 def _slow_reply_s(statistics: Mapping[str, float]) -> float:
-    """Return the seconds of a reply of Redis; 0 where it is fast."""
-    reply_s = statistics.get(REPLY_KEY, 0.0)
-    return reply_s if reply_s >= SLOW_REPLY_S else 0.0
+    """Return the seconds of a reply of Redis; 0 where it is fast, and for a step that is too short to tell."""
+    reply_s, step_s = statistics.get(REPLY_KEY, 0.0), statistics.get("step_s", math.inf)
+    return reply_s if reply_s >= SLOW_REPLY_S and step_s >= _SLOW_STEP_S else 0.0
 
 
-def replies_are_slow(reply_s: float, step_s: float) -> bool:
-    """Return True where the replies on a sample's way, of so many seconds each, take a fifth of the step or more."""
-    return reply_s >= SLOW_REPLY_S and _REPLIES_OF_A_SAMPLE * reply_s >= WAITING_SHARE * step_s
+def replies_are_slow(reply_s: float, step_s: float | None) -> bool:
+    """Return True where the replies on a sample's way, of so many seconds each, take a fifth of the step or more.
+
+    Args:
+        step_s: None where there is no step: whatever is scored, ten slow replies are too many.
+    """
+    if reply_s < SLOW_REPLY_S or step_s is None:
+        return reply_s >= SLOW_REPLY_S
+    return step_s >= _SLOW_STEP_S and _REPLIES_OF_A_SAMPLE * reply_s >= WAITING_SHARE * step_s
 
 
 def _of_generation(statistics: Mapping[str, float]) -> str:
@@ -332,6 +342,12 @@ def _of_generation(statistics: Mapping[str, float]) -> str:
     prompts = "1 prompt was" if lost == 1 else f"{lost:.0f} prompts were"
     taken_over = f"{prompts} taken over from a rollout that was frozen or lost." if lost else ""
     return " ".join(filter(None, (loading, taken_over)))
+
+
+_FAILED_ATTEMPTS = (
+    "Attempts of {scorer} that failed, with the pauses after them, took {seconds:.2f} s of a sample: see why in the "
+    "log of a reward worker, and whether fewer retries do."
+)
 
 
 def _taken_over(statistics: Mapping[str, float]) -> str:
@@ -381,7 +397,7 @@ def _slowest_tool(statistics: Mapping[str, float]) -> str:
 
 
 def _slowest_scorer(statistics: Mapping[str, float]) -> str:
-    """Return sentences on the scorer that held its samples longest, and on its processes if waiting for one is most.
+    """Return sentences on the scorer that held its samples longest, and on what was most of it, if not its calls.
 
     A sample waits for the scorer that ends last, however many others wait for their processes meanwhile.
     """
@@ -393,6 +409,8 @@ def _slowest_scorer(statistics: Mapping[str, float]) -> str:
     share = f", {slowest.all_s / all_s:.0%} of the seconds of all scorers" if all_s > 0 else ""
     times = f"{slowest.median_s:.2f} s at the median, {slowest.slow_s:.2f} s at the 95th percentile"
     sentence = f"The slowest is {scorer}: {times}{share}."
+    if slowest.retry_s > slowest.wait_s + slowest.call_s:
+        return f"{sentence} {_FAILED_ATTEMPTS.format(scorer=scorer, seconds=slowest.retry_s)}"
     if slowest.wait_s <= slowest.call_s:
         return sentence
     return (
@@ -401,9 +419,22 @@ def _slowest_scorer(statistics: Mapping[str, float]) -> str:
     )
 
 
-class _Held(NamedTuple):
-    """Hold how long a scorer held its samples: the wait for a process and the call, in seconds."""
+def _last_of_all(statistics: Mapping[str, float]) -> str:
+    """Return sentences on why a straggler is one, where its worker was lost, or failed attempts took half of it."""
+    key = re.compile(r"reward_pipeline/scorer/(.+)/retry_s/max")
+    retried = {found[1]: value for name, value in statistics.items() if (found := key.fullmatch(name))}
+    scorer = max(retried, key=lambda name: retried[name], default="")
+    half_s = HELD_SHARE * statistics.get("straggler_s", math.inf)
+    failed = (
+        _FAILED_ATTEMPTS.format(scorer=scorer, seconds=retried[scorer]) if retried.get(scorer, 0.0) >= half_s else ""
+    )
+    return " ".join(filter(None, (_taken_over(statistics), failed)))
 
+
+class _Held(NamedTuple):
+    """Hold how long a scorer held its samples: failed attempts, the wait for a process and the call, in seconds."""
+
+    retry_s: float
     wait_s: float
     call_s: float
     median_s: float
@@ -416,12 +447,13 @@ class _Held(NamedTuple):
 def _held(statistics: Mapping[str, float], scorer: str) -> _Held:
     key = f"reward_pipeline/scorer/{scorer}"
     calls = sum(statistics.get(f"{key}/outcome/{outcome}", 0.0) for outcome in OUTCOMES)
-    wait_s, call_s = (statistics.get(f"{key}/{part}_s/mean", 0.0) for part in ("wait", "call"))
+    retry_s, wait_s, call_s = (statistics.get(f"{key}/{part}_s/mean", 0.0) for part in ("retry", "wait", "call"))
+    parts = {"retry": retry_s, "wait": wait_s, "call": call_s}
     median_s, slow_s = (
-        sum(statistics.get(f"{key}/{part}_s/{place}", mean_s) for part, mean_s in (("wait", wait_s), ("call", call_s)))
+        sum(statistics.get(f"{key}/{part}_s/{place}", mean_s) for part, mean_s in parts.items())
         for place in ("p50", "p95")
     )
-    return _Held(wait_s, call_s, median_s, slow_s, (wait_s + call_s) * calls)
+    return _Held(retry_s, wait_s, call_s, median_s, slow_s, sum(parts.values()) * calls)
 
 
 class VerdictRule(msgspec.Struct, frozen=True):

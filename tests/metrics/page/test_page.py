@@ -99,6 +99,7 @@ def test_every_verdict_and_outcome_has_an_explanation(overview: Tab, site: Site)
         overview.open(f"{site.url}#/step/{number}")
         overview.until(f"document.querySelector('#verdict')?.innerText.startsWith('Step {number} ')")
         assert "unknown" not in overview.text("#verdict")
+        assert "(no scorer)" not in overview.text("[aria-label=Scorers]")
     overview.open(f"{site.url}#/")
     overview.until(READY)
     legend = overview.ask("[...document.querySelectorAll('.legend li')].map((each) => each.innerText)")
@@ -349,6 +350,12 @@ def test_the_open_step_says_what_it_waits_for_before_everything_else(
             "document.querySelector('#content .now')?.innerText.includes('64 calls of slow in flight, the oldest 47 s')"
         )
         assert "open for" in tab.text(".now")
+        tab.until("document.querySelector('.chart .legend')?.innerText.includes('generation')")
+        assert "limiter" not in tab.text(".chart .legend")  # no step waited for one
+        waits = (
+            "[...document.querySelectorAll('.processes td:last-child')].find((cell) => /scorers/.test(cell.innerText))"
+        )
+        tab.until(f"{waits}?.getBoundingClientRect().right <= innerWidth")
         above = "document.querySelector('.now').getBoundingClientRect().top < document.querySelector('#verdict')"
         tab.until(f"{above}?.getBoundingClientRect().top")
         if folder := os.environ.get("PLAUDIT_PICTURES"):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,9 @@ class Conductor:
     async def run(self, broken_off: dict[str, Any] | None) -> bool:
         """Go through the steps, first the rest of one that was broken off; return True if all are done."""
         self._background.start_endless(self._intake.collect())
-        self._background.start_endless(Upkeep(self._run, self._state, self._admitter, self._machines).keep())
+        upkeep = Upkeep(self._run, self._state, self._admitter, self._machines)
+        self._background.start_endless(upkeep.keep())
+        self._background.start_endless(upkeep.keep_time())
         self._background.start_endless(self._announcements.write_requested_files())
         if self._machines is not None:
             self._machines.begin()
@@ -363,15 +366,21 @@ class Upkeep:
 
     async def keep(self) -> None:
         """Run until cancelled, through outages of Redis."""
+        await self._repeat(self._once)
+
+    async def keep_time(self) -> None:
+        """Follow Redis's clock until cancelled: no other call that hangs hides when an outage began."""
+        await self._repeat(self._run.clock.synchronise)
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                await self._once()
+                await work()
             except OUTAGE as error:
                 self._run.transport.outages.report(error)
             await asyncio.sleep(_EVERY_S)
 
     async def _once(self) -> None:
-        await self._run.clock.synchronise()
         await self._beat()
         await self._run.streams.release_expired()
         open_groups = set(await self._run.streams.open_groups())

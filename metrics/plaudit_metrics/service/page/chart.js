@@ -52,12 +52,12 @@ export class Chart {
     });
     this.table = details("Table", () => this.#table());
     this.beyond = element("p", { class: "note", hidden: true });
-    const legend = spec.series.map((each) => element("li", {}, swatch(each.color), each.label));
+    this.legend = spec.series.map((each) => element("li", {}, swatch(each.color), each.label));
     this.node = element(
       "figure",
       { class: "card chart" },
       element("figcaption", {}, element("h3", {}, spec.title), element("p", { class: "note" }, spec.note), this.beyond),
-      spec.legend ?? spec.series.length > 1 ? element("ul", { class: "legend" }, legend) : null,
+      spec.legend ?? spec.series.length > 1 ? element("ul", { class: "legend" }, this.legend) : null,
       this.host,
       this.table.node,
     );
@@ -71,6 +71,7 @@ export class Chart {
     this.rows = rows;
     this.host.setAttribute("aria-label", this.#summary());
     this.table.refresh();
+    this.#nameParts();
     this.#findOutliers();
     if (this.plot === null || this.gap !== this.#gap()) this.#draw();
     else this.plot.setData(this.#data());
@@ -79,6 +80,12 @@ export class Chart {
   /** Pixels between two bars: a stroke of a pixel would cover narrow ones. */
   #gap() {
     return (this.host.clientWidth - AXIS) / (this.rows.length || 1) >= LEAST_BAR_WITH_GAP ? 1 : 0;
+  }
+
+  /** The legend of bars names the parts that some bar has. */
+  #nameParts() {
+    const { series, kind } = this.spec;
+    for (const [at, each] of series.entries()) this.legend[at].hidden = kind === "bars" && !this.rows.some((row) => each.value(row) > 0);
   }
 
   /** A few rows far above the others are cut off, and named, so that they do not flatten the chart. */

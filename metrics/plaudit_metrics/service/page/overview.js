@@ -336,9 +336,9 @@ function workersTable(workers) {
     { label: "Worker", cell: (worker) => element("span", { class: "id" }, worker.worker) },
     { label: "State", cell: (worker) => element("span", { class: `state ${state(worker)}` }, state(worker)) },
     { label: "Slots in use", cell: slots },
-    { label: "Policy", cell: (worker) => worker.version || "–" },
+    { label: "Policy", wide: true, cell: (worker) => worker.version || "–" },
     { label: "Now", cell: doing },
-  ], ordered);
+  ], ordered, "processes");
 }
 
 function ledgerList(ledger) {

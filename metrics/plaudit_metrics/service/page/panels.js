@@ -163,10 +163,13 @@ export function outcomeMark(outcome) {
 }
 
 const SCORER = `${PIPELINE}/scorer/`;
+/** Stands for the scorer of samples that ended without one. */
+const NO_SCORER = "(no scorer)";
 
 /** The scorers that ran in a step. */
 export function scorersOf(step) {
-  return [...new Set(Object.keys(step).filter((key) => key.startsWith(SCORER)).map((key) => key.slice(SCORER.length).split("/")[0]))];
+  const names = Object.keys(step).filter((key) => key.startsWith(SCORER)).map((key) => key.slice(SCORER.length).split("/")[0]);
+  return [...new Set(names)].filter((name) => name !== NO_SCORER);
 }
 
 /** A row a scorer: what it gave, how long it took, what failed. */
