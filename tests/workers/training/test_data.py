@@ -174,7 +174,7 @@ def test_a_missing_column_is_named_with_the_file_and_the_remedy(tmp_path, tokeni
         ),
         (
             b'{"data_source": "a", "prompt": "", "reward_model": {"ground_truth": 1}}\n',
-            r"none of its 1 prompts can be used: 1 without a token\. They have 0 to 0 tokens",
+            r"none of its 1 prompts can be used: 1 without a token\. They have 0 tokens each",
         ),
     ],
 )
