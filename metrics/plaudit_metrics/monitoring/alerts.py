@@ -21,7 +21,7 @@ _SINCE_STEP = "(plaudit_redis_last_seen_timestamp_seconds - plaudit_step_opened_
 _HAS_TRAINER = "(plaudit_staleness_limit or plaudit_step_opened_timestamp_seconds)"
 """Absent in a service: it has no steps, and nobody whose waiting would hide a late reward."""
 _LONGEST_STEP = "(plaudit_recent_steps_max_seconds and plaudit_step > 1 unless plaudit_trainer_validating == 1)"
-"""Where lengths alternate, the first step alone says nothing of the second, and steps say nothing of a validation."""
+"""The first step tells nothing about the second where lengths alternate, and no step about a validation."""
 _STARTS = "changes(plaudit_trainer_started_timestamp_seconds[1h])"
 _TRAINER_LIVES = '(sum without (role, state) (plaudit_workers{role="trainer"}) > 0)'
 _REDIS_WAS_AWAY = "max_over_time((max_over_time(plaudit_redis_up[1m]) == bool 0)[15m:1m]) == 1"

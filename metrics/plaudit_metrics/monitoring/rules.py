@@ -86,7 +86,7 @@ IDLE_S = 1800.0
 LEAST_SAMPLES = 20
 """Fewer samples than this say nothing."""
 EVIDENCE_STEPS = 32
-"""Whether a share is chance is judged over at most so many steps, or ``RECENT_S``, ..."""
+"""At most so many of the newest steps, or ``RECENT_S``, tell whether a share of failures is chance, ..."""
 DOUBT = 4.9
 """... with a probability of at most exp(-4.9) a look that it is (docs/metrics.md has the false alarms of it)."""
 RECENT_STEPS = 10

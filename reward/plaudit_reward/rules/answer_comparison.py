@@ -82,7 +82,7 @@ def equal(given: Reading, truth: Reading) -> str | None:
 
 
 _LIKELIER = ((Clock, Ratio), (Roman, Scalar), (Shells, Scalar), (Quantity, Roman))
-"""What two texts are taken for that can both be read as it, rather than for the other: ``IV`` is no product."""
+"""Where both texts can be read as the first type, they are not read as the second: ``IV`` is no product."""
 
 
 def _same(given: Value, truth: Value) -> str | None:
