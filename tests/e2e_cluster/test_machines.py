@@ -123,7 +123,9 @@ def test_a_right_answer_is_rewarded_however_often_it_is_verified(
         machine,
         "cd /app; echo 42 > answer; umask 077; echo 1 > $'odd \\n\\xff'; ln -s /etc/passwd link; mkdir -m 0500 d",
     )
-    eats = TEST + "ls -l /app | wc -l; grep -c . /proc/[0-9]*/cmdline 2>/dev/null | grep -c 987; rm -rf /app/* /root/*\n"
+    eats = (
+        TEST + "ls -l /app | wc -l; grep -c . /proc/[0-9]*/cmdline 2>/dev/null | grep -c 987; rm -rf /app/* /root/*\n"
+    )
     for _ in range(2):
         found = verified(machine, tmp_path, eats)
         assert (found.outcome, found.reward) == ("scored", 1.0), found
