@@ -118,7 +118,9 @@ def _of_workload(
     if owner is None:
         return RoleState(role, 1, 0, 0, 0)
     status = owner.get("status") or {}
-    desired, ready = int(owner["spec"].get("replicas", 1)), int(status.get("readyReplicas", 0))
+    # Its controller counts again a moment after a pod has ended.
+    ready = min(int(status.get("readyReplicas", 0)), sum(map(is_ready, pods)))
+    desired = int(owner["spec"].get("replicas", 1))
     desired = max(desired, least.get(owner["metadata"]["name"], 0))  # it may still have to be scaled up
     reason, problem = _problem(pods, _refusal(observed, owner), now)
     restarts, held = sum(map(restarts_of, pods)), sum(not is_over(pod) for pod in pods)

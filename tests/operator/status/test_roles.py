@@ -94,6 +94,19 @@ def test_redis_that_is_deleted_by_hand_has_not_lost_its_node():
     assert world.condition(ConditionType.DEGRADED)["reason"] == "Starting"
 
 
+def test_pods_that_have_ended_are_not_ready_although_their_deployment_says_so_still():
+    world = settled()
+    for pod in pods_of(world, "rollout"):
+        world.cluster.remove("Pod", pod["metadata"]["name"])
+    turns(world)
+    counted = world.cluster.find("Deployment", "job-rollout")
+    assert counted is not None
+    assert counted["status"]["readyReplicas"] == 2
+    (rollout,) = (role for role in world.status["roles"] if role["name"] == "rollout")
+    assert (rollout["ready"], world.status["replicas"]["rollout"]) == (0, "0/2")
+    assert world.condition(ConditionType.ROLLOUT_READY)["status"] == "False"
+
+
 WAITING = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, "image": "gpu:1"}
 KILLED = {"state": {}, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
