@@ -1,8 +1,8 @@
 """A job that trains in pods for as long as a test needs, for tests that inject faults.
 
 The rollouts' engine is scripted, so that they start in a second; everything else is real, including the trainer. While
-the file ``slow-<job>`` exists on the shared volume, each score takes seconds; without it, the remaining steps finish
-quickly. So a job ends soon after the last fault, however long the faults took.
+the file ``slow-<job>`` exists on the shared volume, each score takes seconds; without it, steps close quickly: while a
+test waits for one, and at the end. So a job ends soon after the last fault, however long the faults took.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ REWARD = """\
 import asyncio, pathlib
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    if pathlib.Path("/plaudit/slow-{name}").exists():
-        await asyncio.sleep(3.0)
+    for _ in range(15):
+        if not pathlib.Path("/plaudit/slow-{name}").exists():
+            break
+        await asyncio.sleep(0.2)
     return sum(int(token) < 8 for token in solution_str.split()) / 6
 """
 
@@ -50,10 +52,11 @@ class PacedJob:
         claim = cluster.get("pvc", "shared", NAMESPACE)
         volume = cluster.get("pv", claim["spec"]["volumeName"])
         self._shared = Path(volume["spec"]["local"]["path"])
+        self._slow = self._shared / f"slow-{name}"
 
     def start(self, manifest: dict[str, Any] | None = None) -> None:
         """Apply the job with slow scores, and wait until it trains."""
-        (self._shared / f"slow-{self.name}").touch()
+        self._slow.touch()
         files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": self.name, "namespace": NAMESPACE}}
         reward = {**files, "data": {"reward.py": self._reward}}
         done = self.cluster.apply(reward, manifest or self.manifest())
@@ -114,7 +117,11 @@ class PacedJob:
         began = time.monotonic()
         self.cluster.until(f"all of {self.name} runs", lambda: self._all_there(rollouts), seconds)
         lines = self.lines
-        self.cluster.until("another step", lambda: self.lines > lines, seconds)
+        self._slow.unlink()
+        try:
+            self.cluster.until("another step", lambda: self.lines > lines, seconds)
+        finally:
+            self._slow.touch()
         return time.monotonic() - began
 
     def _all_there(self, rollouts: int) -> bool:
@@ -127,7 +134,7 @@ class PacedJob:
 
     def finish(self, seconds: float = 600) -> dict[str, Any]:
         """Make scores fast and wait until the job ends; return its final status."""
-        (self._shared / f"slow-{self.name}").unlink(missing_ok=True)
+        self._slow.unlink(missing_ok=True)
         self.cluster.until("the end", lambda: self.phase in ("Complete", "Failed"), seconds)
         return self.status
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(900)
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 NAMESPACE, IMAGE = "machines", machine_image.IMAGE
 LIMITS = MachineLimits(memory_bytes=128 << 20, disk_bytes=128 << 20, processes=48, output_bytes=2000)
-AT_ONCE = 20
+AT_ONCE = 12
 
 
 @pytest.fixture(scope="module")

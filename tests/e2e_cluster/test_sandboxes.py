@@ -24,7 +24,7 @@ from plaudit_sandbox.pod_manifests import LABEL
 pytestmark = pytest.mark.timeout(1200)
 
 EXAMPLE = ROOT / "examples" / "13-terminal"
-STEPS, PROMPTS, SAMPLES = 2, 9, 2
+STEPS, PROMPTS, SAMPLES = 2, 5, 2
 REWARDS = {"01": 1.0, "00": 0.3, "02": 0.3}
 """By the digits that a task wants; the script of all samples writes 01."""
 SMALL = '[environment]\ncpus = 0.1\nmemory_mb = 64\nstorage_mb = 32\nworkdir = "/app"\n'
