@@ -186,6 +186,7 @@ class Reason:
     REFUSED_BY_CLUSTER: Final = "RefusedByCluster"
     CALL_FAILED: Final = "CallFailed"
     AWAITING_DELETION: Final = "AwaitingDeletion"
+    DELETING: Final = "Deleting"
     READY: Final = "Ready"
     EXTERNAL: Final = "External"
     STARTING: Final = "Starting"

@@ -16,11 +16,13 @@ import msgspec
 
 from plaudit_operator import names
 from plaudit_operator.observed import annotations_of, labels, owner_uid, timestamp
+from plaudit_operator.runtime.kinds import OWNERS as OWNING_KINDS
 from plaudit_operator.runtime.kinds import Kind
 from plaudit_operator.runtime.kube import AlreadyExistsError, ConflictError, KubeError, NotFoundError
 
 Object = dict[str, Any]
 START = 1_780_000_000.0
+OWNERS = {kind.kind for kind in OWNING_KINDS}
 
 
 def copied(item: Any) -> Any:
@@ -78,7 +80,7 @@ class ClusterModel:
             self._applied[kind, metadata["namespace"], name] = copied(manifest)
             item["metadata"] |= {
                 "name": name,
-                "uid": f"{next(self._uids):08x}",
+                "uid": self._uid(),
                 "creationTimestamp": timestamp(self.now),
             }
             item["metadata"]["generation"] = 1
@@ -127,7 +129,7 @@ class ClusterModel:
     def put(self, item: Object) -> Object:
         """Stores an object as some other client would."""
         item = copied(item)
-        item["metadata"].setdefault("uid", f"{next(self._uids):08x}")
+        item["metadata"].setdefault("uid", self._uid())
         item["metadata"].setdefault("creationTimestamp", timestamp(self.now))
         item["metadata"].setdefault("generation", 1)
         known = (item["kind"], item["metadata"]["namespace"], item["metadata"]["name"]) in self.objects
@@ -148,8 +150,46 @@ class ClusterModel:
         if not uids & _owners(item):
             self.remove(kind, name)
         elif self.find(kind, name):
-            left = [owner for owner in item["metadata"]["ownerReferences"] if owner["uid"] in uids]
-            self._store("MODIFIED", {**item, "metadata": {**item["metadata"], "ownerReferences": left}})
+            self._disown(item, _owners(item) - uids)
+
+    def _disown(self, item: Object, uids: set[str]) -> None:
+        left = [owner for owner in item["metadata"]["ownerReferences"] if owner["uid"] not in uids]
+        self._store("MODIFIED", {**item, "metadata": {**item["metadata"], "ownerReferences": left}})
+
+    def orphan(self, kind: str, name: str) -> None:
+        """Delete as ``kubectl delete --cascade=orphan`` does: what the object owned stays, without its reference."""
+        (key,) = (key for key in self.objects if key[0] == kind and key[2] == name)
+        gone = self.objects.pop(key)
+        self.events[kind].append(("DELETED", gone))
+        for child in list(self.objects.values()):
+            if gone["metadata"]["uid"] in _owners(child):
+                self._disown(child, {gone["metadata"]["uid"]})
+
+    def delete_in_foreground(self, kind: str, name: str) -> None:
+        """Delete as ``kubectl delete --cascade=foreground`` does: ``collect_garbage`` takes what it owns before it."""
+        began = {"deletionTimestamp": timestamp(self.now)}
+        self.edit(kind, name, lambda item: item["metadata"].update(began))
+
+    def collect_garbage(self, most: int = 3) -> None:
+        """Delete what has no owner any more, and some of what objects own that are deleted in the foreground."""
+        present = {item["metadata"]["uid"]: item for item in self.objects.values()}
+        for item in [item for item in self.objects.values() if _owners(item) and not _owners(item) & present.keys()]:
+            self.remove(item["kind"], item["metadata"]["name"])
+        for uid, owner in present.items():
+            if owner["kind"] not in OWNERS or "deletionTimestamp" not in owner["metadata"]:
+                continue
+            owned = [item for item in self.objects.values() if uid in _owners(item)]
+            for item in owned[:most]:
+                if _owners(item) == {uid}:
+                    self.remove(item["kind"], item["metadata"]["name"])
+                else:
+                    self._disown(item, {uid})
+            if not owned:
+                self.remove(owner["kind"], owner["metadata"]["name"])
+
+    def _uid(self) -> str:
+        """Return another uid, which differs from all others in its beginning: runs are named by it."""
+        return f"{next(self._uids):08x}"[::-1]
 
     def find(self, kind: str, name: str) -> Object | None:
         """An object, whatever its namespace."""

@@ -60,6 +60,7 @@ from plaudit_operator.status.status import (
     cleanup_status,
     ended_status,
     failing_status,
+    leaving_status,
     refused_status,
     status,
     unadmitted_status,
@@ -81,8 +82,10 @@ _KEYS = ("name", "containerPort", "mountPath", "uid", "key")
 
 def plan(observed: Observed, settings: OperatorSettings, now: float) -> Plan:
     """Return the plan for a job; ``now`` is in seconds since the epoch."""
-    if is_leaving(observed.job) or is_managed_elsewhere(observed):
-        return Plan(dict(observed.status))  # garbage collection deletes the children
+    if is_managed_elsewhere(observed):
+        return Plan(dict(observed.status))
+    if is_leaving(observed.job):  # garbage collection deletes the children
+        return Plan(leaving_status(observed, now))
     if observed.ended:
         return _after_the_end(observed, now)
     if inheriting := _inheriting(observed, now):

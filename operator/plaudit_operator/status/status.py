@@ -11,7 +11,7 @@ an HPA and KEDA read and change ``spec.rollout.replicas``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,6 +54,7 @@ _NO_GANGS = (
     "GangScheduling (docs/kubernetes/scheduling.md)"
 )
 _HAS_ENDED = "the job has ended"
+_IS_DELETED = "it is being deleted: Kubernetes deletes its objects first"
 _ROLE_OF = {
     ConditionType.TRANSPORT_READY: "transport",
     ConditionType.ROLLOUT_READY: "rollout",
@@ -146,7 +147,7 @@ def ended_status(observed: Observed, ending: JobEnd, now: float) -> Status:
         *_ended_roles(observed, ending),
         healthy(ending.reason, _HAS_ENDED),
     ]
-    fields = _progress(observed) | {"completionTime": timestamp(now)} | _left_roles(observed)
+    fields = _progress(observed) | {"completionTime": timestamp(now)} | _left_roles(observed, _kept_roles(observed))
     ended = _finished(observed, fields, current, now)
     return _with_cost(observed.status, ended, {}, now)
 
@@ -159,9 +160,21 @@ def _ended_roles(observed: Observed, ending: JobEnd) -> Iterator[Condition]:
             yield Condition.of(kind, False, ending.reason, ending.message)
 
 
-def _left_roles(observed: Observed) -> Status:
-    """Return the fields with the pods of each role after the end."""
-    kept = _kept_roles(observed)
+def leaving_status(observed: Observed, now: float) -> Status:
+    """Return the status of what is being deleted in the foreground: of its roles nothing may be relied on any more."""
+    if observed.ended or not observed.status:
+        return dict(observed.status)
+    roles = [kind for kind in (*_ROLE_OF, ConditionType.ROLLED_OUT) if observed.condition(kind)]
+    current = [Condition.of(kind, False, Reason.DELETING, _IS_DELETED) for kind in roles]
+    current.append(healthy(Reason.DELETING, _IS_DELETED))
+    if observed.condition(ConditionType.ADMITTED).get("status") == "True":
+        current.append(Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, _IS_DELETED))
+    left = _finished(observed, _left_roles(observed, set()), current, now)
+    return _with_cost(observed.status, left, {}, now) | {"phase": Reason.DELETING}
+
+
+def _left_roles(observed: Observed, kept: Collection[str]) -> Status:
+    """Return the fields with the pods of each role after the end, which leaves those of the ``kept`` ones."""
     gone = {"desired": 0, "ready": 0, "updated": 0}
     reports = observed.status.get("roles") or []
     counts = {name: count if name in kept else "0/0" for name, count in (observed.status.get("replicas") or {}).items()}

@@ -14,6 +14,7 @@ from world import JOBS, SCRIPT, World, rljob
 from plaudit_operator import names
 from plaudit_operator.observed import holds, labels, owner_uid
 from plaudit_operator.planning.rendering import Rendering, rendering
+from plaudit_operator.pod_state import is_leaving
 from plaudit_operator.runtime.kube import KubeError, error_of
 
 ANSWERS = [
@@ -52,19 +53,24 @@ class Disturbed:
 
     def work(self) -> Iterator[str]:
         """Let the operator work amid wrong answers, then amid right ones; yield each lie."""
-        self.on = True
         for _ in range(self._draw.randint(2, 6)):
-            self._kinds.clear()
-            self.world.deliver()
-            self.failed.clear()
-            self.world.reconcile()
-            told = [call for call, _ in self.failed if "status" in call]
-            if not told:
-                yield from lies(self.world, self.failed)
-            self.world.cluster.run_controllers()
-        self.on = False
+            yield from self.look()
         self.recover()
         yield from lies(self.world, [])
+
+    def look(self, *, heard: bool = True) -> Iterator[str]:
+        """Let the operator look once amid wrong answers, and the cluster work; yield each lie of what it ``heard``."""
+        self.on = True
+        self._kinds.clear()
+        if heard:
+            self.world.deliver()
+        self.failed.clear()
+        self.world.reconcile()
+        self.on = False
+        told = [call for call, _ in self.failed if "status" in call]
+        if heard and not told and self.world.cluster.find("RLJob", "job"):
+            yield from lies(self.world, self.failed)
+        self.world.cluster.run_controllers()
 
     def recover(self) -> None:
         """Let time pass as the queue does after a failure, and check that all is well within ten seconds."""
@@ -83,7 +89,7 @@ def lies(world: World, failed: list[tuple[str, int]]) -> Iterator[str]:
     observed = world.cache.observed(world.key)
     assert observed is not None
     rendered = None if observed.ended else rendering(observed, world.settings)
-    if "Admitted" in true and isinstance(rendered, Rendering):
+    if "Admitted" in true and isinstance(rendered, Rendering) and not is_leaving(observed.job):
         for manifest in rendered.manifests:
             found = world.cluster.find(manifest["kind"], manifest["metadata"]["name"])
             if found is None or owner_uid(found) != observed.uid:
@@ -104,6 +110,8 @@ def lies(world: World, failed: list[tuple[str, int]]) -> Iterator[str]:
             yield f"{kind} without a pod of {role}"
     if "Ready" in true and not observed.ended and not set(needed) <= true:
         yield "Ready without its roles"
+    if is_leaving(observed.job) and true & {"Ready", *needed}:
+        yield f"{true} while it is deleted"
     if "Suspended" in true and conditions["Suspended"]["reason"] == "SuspendedByUser" and "trainer" in running:
         yield "Suspended while the trainer runs"
     if "Complete" in true and not any(holds(job, "Complete") for job in world.cluster.of_kind("Job")):
@@ -127,6 +135,45 @@ def disturbed_life(seed: int, rate: float, job: dict[str, Any]) -> list[str]:
 @given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.1, 0.3, 1.0]), kind=st.sampled_from(range(len(JOBS))))
 def test_no_wrong_answer_makes_a_condition_lie_and_all_is_well_within_ten_seconds(seed: int, rate: float, kind: int):
     assert disturbed_life(seed, rate, JOBS[kind]) == []
+
+
+def deleted_life(seed: int, rate: float, job: dict[str, Any], mode: str) -> list[str]:
+    """Return the lies of a job that is deleted after some of the script, and created again as it was at first."""
+    disturbed, draw = Disturbed(World(rljob(**job)), seed, rate), random.Random(seed)
+    world, cluster, found = disturbed.world, disturbed.world.cluster, list[str]()
+    for number in (0, *sorted(draw.sample(range(1, len(SCRIPT)), 2))):
+        SCRIPT[number](world)
+        found += disturbed.work()
+    run = world.status["run"]
+    modes = {"background": cluster.remove, "foreground": cluster.delete_in_foreground, "orphan": cluster.orphan}
+    modes[mode]("RLJob", "job")
+    for _ in range(draw.randint(1, 4)):
+        found += disturbed.look(heard=draw.random() < 0.7)
+        cluster.collect_garbage()
+    while cluster.find("RLJob", "job"):
+        found += disturbed.look()
+        cluster.collect_garbage()
+    cluster.put(rljob(**job))
+    found += disturbed.work()
+    cluster.collect_garbage()
+    world.settle()
+    assert (world.status["run"] == run) == (mode == "orphan")
+    assert {labels(pod)[names.LABEL_RUN] for pod in cluster.of_kind("Pod")} == {world.status["run"]}
+    return found
+
+
+@pytest.mark.long
+@settings(phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(
+    seed=st.integers(0, 2**32),
+    rate=st.sampled_from([0.1, 0.3, 1.0]),
+    kind=st.sampled_from(range(len(JOBS))),
+    mode=st.sampled_from(["background", "foreground", "orphan"]),
+)
+def test_a_job_that_is_deleted_amid_wrong_answers_says_so_and_the_next_of_its_name_is_well(
+    seed: int, rate: float, kind: int, mode: str
+):
+    assert deleted_life(seed, rate, JOBS[kind], mode) == []
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: f"{answer[0]} {answer[2]}".strip())

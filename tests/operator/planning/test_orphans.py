@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -18,16 +17,8 @@ TRAINER = {"name": "job-trainer-0", "kind": "Job"}
 
 
 def orphan(world: World) -> None:
-    """Delete the object as ``kubectl delete --cascade=orphan`` does: what it owned stays, without its reference."""
-    gone = world.cluster.objects.pop((world.key.kind, "default", "job"))
-    world.cluster.events[world.key.kind].append(("DELETED", gone))
-    for child in list(world.cluster.objects.values()):
-        owners = child["metadata"].get("ownerReferences") or []
-        left = [owner for owner in owners if owner["uid"] != gone["metadata"]["uid"]]
-        if left != owners:
-            changed = copy.deepcopy(child)
-            changed["metadata"]["ownerReferences"] = left
-            world.cluster.put(changed)
+    """Delete the object and leave what it owned; the operator looks."""
+    world.cluster.orphan(world.key.kind, "job")
     world.deliver()
     world.reconcile()
 

@@ -170,8 +170,15 @@ def test_a_job_that_is_deleted_in_the_foreground_does_not_hold_its_gpus_for_ten_
     world.cluster.put(job)
     world.deliver()
     world.reconcile()
-    (call,) = world.cluster.calls
-    assert call.startswith("delete Pod job-trainer-0")
+    hurried, told = world.cluster.calls
+    assert hurried.startswith("delete Pod job-trainer-0")
+    assert told == "patch RLJob job status"
+    assert (world.status["phase"], world.condition("Ready")["reason"]) == ("Deleting", "Deleting")
+    assert {(role["desired"], role["ready"]) for role in world.status["roles"]} == {(0, 0)}
+    world.deliver()
+    writes = world.cluster.writes
+    world.reconcile()
+    assert world.cluster.writes == writes
 
 
 WEBHOOK = "Internal error occurred: failed calling webhook validate.kyverno.svc-fail: connection refused"
