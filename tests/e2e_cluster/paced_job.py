@@ -26,7 +26,7 @@ REWARD = """\
 import asyncio, pathlib
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    for _ in range(15):
+    for _ in range(30):
         if not pathlib.Path("/plaudit/slow-{name}").exists():
             break
         await asyncio.sleep(0.2)
