@@ -54,7 +54,7 @@ def build(folder: Path) -> tuple[dict[str, str], Path, list[Path]]:
     archives = []
     for image in sorted(set(built.values())):
         archives.append(folder / f"{image.rpartition('/')[2].replace(':', '-')}.tar")
-        _run("buildah", "push", "-q", image, f"oci-archive:{archives[-1]}:{image}")
+        _run("buildah", "push", "-q", image, f"docker-archive:{archives[-1]}:{image}")
     return {**chart.IMAGES, **built}, _chart(folder, sources), archives
 
 
