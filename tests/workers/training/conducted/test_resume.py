@@ -55,7 +55,13 @@ async def trained_through_kills(
 
 @pytest.mark.parametrize(
     ("staleness", "mini_batches", "order"),
-    [(0, 1, "step"), (0, 4, "step"), (1, 4, "step"), (2, 1, "step"), (2, 4, "ready")],
+    [
+        (0, 1, "step"),
+        pytest.param(0, 4, "step", marks=pytest.mark.long),
+        (1, 4, "step"),
+        pytest.param(2, 1, "step", marks=pytest.mark.long),
+        (2, 4, "ready"),
+    ],
 )
 async def test_a_trainer_that_is_killed_repeatedly_trains_the_same_samples_as_an_undisturbed_one(
     simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, mini_batches: int, order: str
@@ -298,7 +304,7 @@ def prompts_of(simulation: Any) -> dict[int, str]:
     return {int(row["group"].split("-")[1]): row["prompt"] for row in groups if row["end"] == "trained"}
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.long), 1])
 async def test_a_killed_run_that_skips_solved_prompts_trains_those_of_an_undisturbed_one(
     simulation: Any, make_plan: MakePlan, redis_server: RedisServer, run_name: str, tmp_path: Any, staleness: int
 ) -> None:
