@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,20 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassifi
 from transformers.utils.logging import disable_progress_bar
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
+AGENT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
+"""Conversations with tools, without the tools' descriptions: only trying shows the model what its calls are worth."""
+
+
+def tool_call(name: str, **arguments: object) -> str:
+    """Return a call as models write it.
+
+    As one of the ``whole_tokens`` of a tiny model it can be chosen and not misspelled.
+    """
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def save_tiny_model(

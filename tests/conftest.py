@@ -68,10 +68,12 @@ ROOMS = {
     "tests/workers/rollout/test_endpoint.py": "endpoint",
     "tests/workers/rollout/test_tools.py": "tools",
     "tests/reward/attacks/test_wrong_programs.py": "attacks",
+    "tests/reward/code/test_": "programs",
     "tests/workers/stream/test_invariants.py": "search",
     "tests/docs/test_house.py": "product modules",
     "tests/docs/test_modules.py": "product modules",
     "tests/docs/test_names.py": "product modules",
+    "tests/operator/test_static_security.py": "product modules",
 }
 """Files that share something expensive (a Ray, a Chromium, a run, a vLLM, a server that forks ranks) and so belong into
 one process, and files that take long; the longest rooms first. The first prefix that fits is a file's."""

@@ -14,18 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 HERE = Path(__file__).parent
-CALL = '<tool_call>{"name": "open_safe", "arguments": {}}</tool_call>'
-"""One token of the tiny model's vocabulary: it can decide to call the tool, but not misspell the call."""
 DIGITS = "01234"
 SYMBOLS = DIGITS + "="
 """With the call and the tokenizer's three special symbols: a vocabulary of 10."""
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ message['content'] }}{{ eos_token }}"
-    "{% else %}{{ message['content'] }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}={% endif %}"
-)
-"""Without the tool's description: the model learns by trying that it is worth a call."""
 WEIGHTS_SEED = 2
 ROWS = {"train": 4096, "test": 64}
 
@@ -33,9 +24,16 @@ ROWS = {"train": 4096, "test": 64}
 def prepare(folder: Path) -> None:
     """Write ``model/`` and ``data/`` into the folder."""
     sys.path.insert(0, str(HERE.parent))
-    from tiny_model import save_tiny_model
+    from tiny_model import AGENT_TEMPLATE, save_tiny_model, tool_call
 
-    save_tiny_model(folder / "model", SYMBOLS, TEMPLATE, max_length=64, seed=WEIGHTS_SEED, whole_tokens=[CALL])
+    save_tiny_model(
+        folder / "model",
+        SYMBOLS,
+        AGENT_TEMPLATE,
+        max_length=64,
+        seed=WEIGHTS_SEED,
+        whole_tokens=[tool_call("open_safe")],
+    )
     (folder / "data").mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     for split, count in ROWS.items():

@@ -14,14 +14,7 @@ import pyarrow.parquet
 
 HERE = Path(__file__).parent
 DIGITS = "01234"
-CALLS = [f'<tool_call>{{"name": "step", "arguments": {{"button": {digit}}}}}</tool_call>' for digit in DIGITS]
-"""One token each, so that the tiny model cannot misspell a call."""
 SYMBOLS = DIGITS + "="
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}={% endif %}"
-)
 WEIGHTS_SEED = 2
 ROWS = 2048
 
@@ -29,9 +22,10 @@ ROWS = 2048
 def prepare(folder: Path) -> None:
     """Write ``model/`` and ``data/`` into the folder."""
     sys.path.insert(0, str(HERE.parent))
-    from tiny_model import save_tiny_model
+    from tiny_model import AGENT_TEMPLATE, save_tiny_model, tool_call
 
-    save_tiny_model(folder / "model", SYMBOLS, TEMPLATE, max_length=64, seed=WEIGHTS_SEED, whole_tokens=CALLS)
+    calls = [tool_call("step", button=int(digit)) for digit in DIGITS]
+    save_tiny_model(folder / "model", SYMBOLS, AGENT_TEMPLATE, max_length=64, seed=WEIGHTS_SEED, whole_tokens=calls)
     (folder / "data").mkdir(parents=True, exist_ok=True)
     rows = [
         {

@@ -6,7 +6,6 @@ The same files come out each time. ``--folder`` says where to; the job file expe
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -14,18 +13,7 @@ HERE = Path(__file__).parent
 DIGITS = "012"
 COMMANDS = [f"printf {digit} >> code" for digit in DIGITS]
 WANTED = [first + second for first in DIGITS for second in DIGITS]
-CALLS = [
-    f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>" for command in COMMANDS
-]
-"""Each is one token of the tiny model's vocabulary: it can choose a command, but not misspell it."""
 SYMBOLS = DIGITS + "="
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ message['content'] }}{{ eos_token }}"
-    "{% else %}{{ message['content'] }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}={% endif %}"
-)
-"""Without the tool's description: the model learns by trying what its commands do."""
 WEIGHTS_SEED = 2
 TASK = """schema_version = "1.0"
 
@@ -54,9 +42,10 @@ echo $reward > /logs/verifier/reward.txt
 def prepare(folder: Path) -> None:
     """Write ``model/`` and ``tasks/`` into the folder."""
     sys.path.insert(0, str(HERE.parent))
-    from tiny_model import save_tiny_model
+    from tiny_model import AGENT_TEMPLATE, save_tiny_model, tool_call
 
-    save_tiny_model(folder / "model", SYMBOLS, TEMPLATE, max_length=64, seed=WEIGHTS_SEED, whole_tokens=CALLS)
+    calls = [tool_call("bash", command=command) for command in COMMANDS]
+    save_tiny_model(folder / "model", SYMBOLS, AGENT_TEMPLATE, max_length=64, seed=WEIGHTS_SEED, whole_tokens=calls)
     for wanted in WANTED:
         write_task(folder / "tasks" / f"write-{wanted}", wanted)
 

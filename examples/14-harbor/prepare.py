@@ -6,35 +6,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 SOLUTIONS = [path.read_text().strip() for path in sorted(HERE.glob("problems/*/solution/solve.sh"))]
 COMMANDS = ["ls", "cat *", *SOLUTIONS]
-CALLS = [
-    f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>" for command in COMMANDS
-]
-"""Each is one token of the tiny model's vocabulary: it can choose a command, but not misspell it."""
 SYMBOLS = "123="
 """Of an instruction it reads the task's number alone."""
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ message['content'] }}{{ eos_token }}"
-    "{% else %}{{ message['content'] }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}={% endif %}"
-)
-"""Without the tool's description: the model learns by trying what its commands earn."""
 WEIGHTS_SEED = 2
 
 
 def prepare(folder: Path) -> None:
     """Write ``model/`` into the folder."""
     sys.path.insert(0, str(HERE.parent))
-    from tiny_model import save_tiny_model
+    from tiny_model import AGENT_TEMPLATE, save_tiny_model, tool_call
 
-    save_tiny_model(folder / "model", SYMBOLS, TEMPLATE, max_length=64, seed=WEIGHTS_SEED, whole_tokens=CALLS)
+    calls = [tool_call("bash", command=command) for command in COMMANDS]
+    save_tiny_model(folder / "model", SYMBOLS, AGENT_TEMPLATE, max_length=64, seed=WEIGHTS_SEED, whole_tokens=calls)
 
 
 if __name__ == "__main__":

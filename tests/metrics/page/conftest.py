@@ -328,6 +328,21 @@ class Tab:
         """Goes to an address."""
         self.send("Page.navigate", url=url)
 
+    def go(self, url: str) -> None:
+        """Shows a view anew, as a user finds it who has pointed at nothing; loads only a page that is not loaded."""
+        self.complaints.clear()
+        self.look_like(1280, 900)
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
+        page, _, view = url.partition("#")
+        if self.ask("location.href.split('#')[0]") == page:
+            change = f"location.hash = {view!r}"
+            self.ask(
+                "document.getElementById('content').replaceChildren();"
+                f"location.hash === {'#' + view!r} ? dispatchEvent(new HashChangeEvent('hashchange')) : {change}"
+            )
+        else:
+            self.open(url)
+
     def ask(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise's when it is kept."""
         answer = self.send("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
@@ -420,13 +435,13 @@ def listening(file: Path, process: subprocess.Popen[bytes]) -> int:
     return int(file.read_text().split()[0])
 
 
-@pytest.fixture
-def tab(chromium: str) -> Iterator[Tab]:
-    """A fresh tab, 1280 pixels wide and light."""
+@contextlib.contextmanager
+def opened_tab(chromium: str) -> Iterator[Tab]:
+    """A new tab, 1280 pixels wide and light."""
     request = urllib.request.Request(f"{chromium}/json/new?about:blank", method="PUT")
     with urllib.request.urlopen(request) as answer:
         target = json.load(answer)
-    with connect(target["webSocketDebuggerUrl"], max_size=None) as connection:
+    with connect(target["webSocketDebuggerUrl"], max_size=None, ping_interval=None) as connection:  # it may lie idle
         opened = Tab(connection)
         for domain in ("Page", "Runtime", "Network", "Log"):
             opened.send(f"{domain}.enable")
@@ -434,3 +449,17 @@ def tab(chromium: str) -> Iterator[Tab]:
         opened.send("Network.setCacheDisabled", cacheDisabled=True)
         yield opened
         opened.send("Page.close")
+
+
+@pytest.fixture
+def tab(chromium: str) -> Iterator[Tab]:
+    """A tab of this test's own."""
+    with opened_tab(chromium) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def kept_tab(chromium: str) -> Iterator[Tab]:
+    """A tab for all tests that look at one page: each shows its view with ``go``, and the first loads the page."""
+    with opened_tab(chromium) as opened:
+        yield opened

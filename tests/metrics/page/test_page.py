@@ -38,23 +38,23 @@ IMAGES = Path(__file__).parents[3] / "docs" / "images"
 
 
 @pytest.fixture
-def overview(tab: Tab, site: Site) -> Iterator[Tab]:
+def overview(kept_tab: Tab, site: Site) -> Iterator[Tab]:
     """The overview, with its charts drawn; afterwards nothing has complained and nobody else was asked."""
-    tab.open(site.url)
-    tab.until(READY)
-    yield tab
-    assert tab.complaints == []
-    assert tab.hosts() == {site.url.split("/")[2]}
+    kept_tab.go(f"{site.url}#/")
+    kept_tab.until(READY)
+    yield kept_tab
+    assert kept_tab.complaints == []
+    assert kept_tab.hosts() == {site.url.split("/")[2]}
 
 
 @pytest.fixture
-def step_view(tab: Tab, site: Site) -> Iterator[Tab]:
+def step_view(kept_tab: Tab, site: Site) -> Iterator[Tab]:
     """The view of a step that waited for scorers."""
-    tab.open(f"{site.url}#/step/12")
-    tab.until(STEP_READY)
-    yield tab
-    assert tab.complaints == []
-    assert tab.hosts() == {site.url.split("/")[2]}
+    kept_tab.go(f"{site.url}#/step/12")
+    kept_tab.until(STEP_READY)
+    yield kept_tab
+    assert kept_tab.complaints == []
+    assert kept_tab.hosts() == {site.url.split("/")[2]}
 
 
 def seconds_in(text: str) -> list[float]:
@@ -205,15 +205,17 @@ def test_axe_finds_nothing_wrong(overview: Tab, site: Site, width: int, dark: bo
     assert overview.axe() == []
 
 
-def test_the_keyboard_reaches_everything_in_the_order_of_the_page(overview: Tab) -> None:
-    overview.ask(
+def test_the_keyboard_reaches_everything_in_the_order_of_the_page(tab: Tab, site: Site) -> None:
+    tab.open(site.url)
+    tab.until(READY)
+    tab.ask(
         "window.walk = []; document.addEventListener('focusin', ({target}) => walk.push("
         "target.closest('figure, table') ? 'in ' + target.closest('figure, section')?.querySelector('h3')?.innerText :"
         " target.className || target.id || target.name || target.tagName))"
     )
     for _ in range(16):
-        overview.press("Tab")
-    walked = overview.ask("walk")
+        tab.press("Tab")
+    walked = tab.ask("walk")
     assert walked[0] == "skip"
     assert walked.index("theme") < walked.index("SUMMARY") < walked.index("count")
     charts = [each for each in walked if each.startswith("in ")]
@@ -417,9 +419,9 @@ def test_without_the_chart_library_the_tables_remain(tab: Tab, site: Site) -> No
     tab.until("document.querySelectorAll('figure tbody tr').length >= 16")
 
 
-def test_an_unknown_step_is_reported(tab: Tab, site: Site) -> None:
-    tab.open(f"{site.url}#/step/999")
-    tab.until("document.body?.innerText.includes('Step 999 is not available')")
+def test_an_unknown_step_is_reported(kept_tab: Tab, site: Site) -> None:
+    kept_tab.go(f"{site.url}#/step/999")
+    kept_tab.until("document.body?.innerText.includes('Step 999 is not available')")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -50,11 +50,11 @@ def html(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(tab: Tab, html: Path) -> Tab:
+def opened(kept_tab: Tab, html: Path) -> Tab:
     """The report, from its file."""
-    tab.open(html.as_uri())
-    tab.until("document.querySelector('.verdict') && document.querySelectorAll('.uplot canvas').length >= 4")
-    return tab
+    kept_tab.go(f"{html.as_uri()}#/")
+    kept_tab.until("document.querySelector('.verdict') && document.querySelectorAll('.uplot canvas').length >= 4")
+    return kept_tab
 
 
 def test_a_report_opens_from_a_file_and_fetches_nothing(opened: Tab, html: Path) -> None:

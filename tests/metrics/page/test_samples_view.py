@@ -25,22 +25,22 @@ IMAGES = Path(__file__).parents[3] / "docs" / "images"
 
 
 @pytest.fixture
-def listing(tab: Tab, site: Site) -> Iterator[Tab]:
+def listing(kept_tab: Tab, site: Site) -> Iterator[Tab]:
     """The list of all stored samples; afterwards nothing has complained and nobody else was asked."""
-    tab.open(f"{site.url}#/samples")
-    tab.until(f"{ROWS} === 50")
-    yield tab
-    assert tab.complaints == []
-    assert tab.hosts() == {site.url.split("/")[2]}
+    kept_tab.go(f"{site.url}#/samples")
+    kept_tab.until(f"{ROWS} === 50")
+    yield kept_tab
+    assert kept_tab.complaints == []
+    assert kept_tab.hosts() == {site.url.split("/")[2]}
 
 
 @pytest.fixture
-def conversation(tab: Tab, site: Site) -> Iterator[Tab]:
+def conversation(kept_tab: Tab, site: Site) -> Iterator[Tab]:
     """One sample that called a tool."""
-    tab.open(f"{site.url}#/sample/6/t-25-1.0/2")
-    tab.until(f"{CONVERSATION} === 5")
-    yield tab
-    assert tab.complaints == []
+    kept_tab.go(f"{site.url}#/sample/6/t-25-1.0/2")
+    kept_tab.until(f"{CONVERSATION} === 5")
+    yield kept_tab
+    assert kept_tab.complaints == []
 
 
 def choose(tab: Tab, name: str, value: str) -> None:
@@ -133,37 +133,39 @@ def test_the_other_samples_of_the_group_are_one_click_away(conversation: Tab) ->
     assert conversation.ask("document.activeElement.id") == "content"
 
 
-def test_hostile_texts_are_shown_and_not_obeyed(tab: Tab, site: Site) -> None:
+def test_hostile_texts_are_shown_and_not_obeyed(kept_tab: Tab, site: Site) -> None:
     for address in ("#/samples?data_source=hostile+%3Cb%3E", "#/sample/6/hostile/0"):
-        tab.open(site.url + address)
-        tab.until("document.querySelector('main')?.innerText.includes('<img src=x onerror=')")
-        tab.until("document.title === 'Samples · digits-page · Plaudit'")
-        assert tab.ask("document.querySelectorAll('main img, main script, main b b').length") == 0
+        kept_tab.go(site.url + address)
+        kept_tab.until("document.querySelector('main')?.innerText.includes('<img src=x onerror=')")
+        kept_tab.until("document.title === 'Samples · digits-page · Plaudit'")
+        assert kept_tab.ask("document.querySelectorAll('main img, main script, main b b').length") == 0
         assert (
-            tab.ask("/[\\u0007\\u001b\\u202a-\\u202e\\u2066-\\u2069]/.test(document.querySelector('main').innerText)")
+            kept_tab.ask(
+                "/[\\u0007\\u001b\\u202a-\\u202e\\u2066-\\u2069]/.test(document.querySelector('main').innerText)"
+            )
             is False
         )
-    tab.until("document.querySelector('.message.assistant .control')")
-    marks = tab.ask("[...document.querySelectorAll('.message.assistant .control')].map((each) => each.innerText)")
+    kept_tab.until("document.querySelector('.message.assistant .control')")
+    marks = kept_tab.ask("[...document.querySelectorAll('.message.assistant .control')].map((each) => each.innerText)")
     assert marks == [f"U+{ord(each):04X}" for each in HOSTILE if ord(each) in {0x1B, 7, 0x202E, 0x202C, 0x2067, 0x2069}]
-    assert tab.complaints == []
+    assert kept_tab.complaints == []
 
 
-def test_a_text_of_a_megabyte_is_shown_whole_only_on_request(tab: Tab, site: Site) -> None:
-    tab.open(f"{site.url}#/sample/6/hostile/1")
-    tab.until("document.querySelector('.message.assistant button.all')")
+def test_a_text_of_a_megabyte_is_shown_whole_only_on_request(kept_tab: Tab, site: Site) -> None:
+    kept_tab.go(f"{site.url}#/sample/6/hostile/1")
+    kept_tab.until("document.querySelector('.message.assistant button.all')")
     shown = "document.querySelector('.message.assistant pre').innerText.length"
-    assert tab.ask(shown) == 20_000
-    assert tab.text(".message.assistant button.all") == f"Show all {len(LONG):,} characters"
-    tab.point(".message.assistant button.all", click=True)
-    tab.until(f"{shown} >= {len(LONG) - 1}")
-    assert tab.ask("document.querySelector('.message.assistant button.all')") is None
-    assert tab.complaints == []
+    assert kept_tab.ask(shown) == 20_000
+    assert kept_tab.text(".message.assistant button.all") == f"Show all {len(LONG):,} characters"
+    kept_tab.point(".message.assistant button.all", click=True)
+    kept_tab.until(f"{shown} >= {len(LONG) - 1}")
+    assert kept_tab.ask("document.querySelector('.message.assistant button.all')") is None
+    assert kept_tab.complaints == []
 
 
-def test_a_sample_that_is_not_stored_is_reported(tab: Tab, site: Site) -> None:
-    tab.open(f"{site.url}#/sample/6/none/0")
-    tab.until("/Sample none #0 of step 6 is not stored/.test(document.querySelector('.empty')?.innerText)")
+def test_a_sample_that_is_not_stored_is_reported(kept_tab: Tab, site: Site) -> None:
+    kept_tab.go(f"{site.url}#/sample/6/none/0")
+    kept_tab.until("/Sample none #0 of step 6 is not stored/.test(document.querySelector('.empty')?.innerText)")
 
 
 def test_without_a_folder_the_page_names_the_remedy(make_site: Callable[[Sequence[str]], Site], tab: Tab) -> None:

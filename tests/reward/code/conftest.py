@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -99,12 +100,18 @@ def python_for_nobody() -> str:
     pytest.skip(f"no {version} that an unprivileged user may run, or this checkout is closed to others")
 
 
-@pytest.fixture(scope="session", params=["ROOT", "UNPRIVILEGED"])
-def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Callable[[str], Worker]]:
+    """Gives the worker of a state; each is started once, and serves all files."""
+    with ExitStack() as started:
+        yield cache(lambda state: started.enter_context(Worker(state)))
+
+
+@pytest.fixture(params=["ROOT", "UNPRIVILEGED"])
+def worker(request: pytest.FixtureRequest, workers: Callable[[str], Worker]) -> Worker:
     if request.param == "ROOT" and os.geteuid() != 0:
         pytest.skip("this is not root")
-    with Worker(request.param) as started:
-        yield started
+    return workers(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,8 @@ from plaudit_wire.errors import ConfigurationError, DataError
 if TYPE_CHECKING:
     from conftest import Worker
 
+IN_ONE_STATE = pytest.mark.parametrize("worker", ["ROOT" if os.geteuid() == 0 else "UNPRIVILEGED"], indirect=True)
+"""What a program's text is worth does not depend on the user under which its worker runs."""
 NUM_BUSY = 2 * len(os.sched_getaffinity(0))
 SUMS = {"inputs": ["1 2\n", "5 7\n", "10 -3\n"], "outputs": ["3\n", "12", "7\n\n"]}
 READS = "a, b = map(int, input().split())"
@@ -54,18 +56,21 @@ IN_EVERY_FORM = [
 """Right, and 0 in verl: here they need no option."""
 
 
+@IN_ONE_STATE
 @pytest.mark.parametrize(("program", "value"), VERLS)
 def test_programs_score_as_in_verl_and_as_scripts(worker: Worker, program: str, value: float) -> None:
     assert worker.score_cases("\n" + program, SUMS, asScript=False)["value"] == pytest.approx(value)
     assert worker.score_cases(program, json.dumps(SUMS))["value"] == pytest.approx(value)
 
 
+@IN_ONE_STATE
 @pytest.mark.parametrize("program", ONLY_AS_SCRIPT)
 def test_right_programs_that_verl_fails_pass_as_scripts(worker: Worker, program: str) -> None:
     assert worker.score_cases("\n" + program, SUMS, asScript=False)["value"] == 0.0
     assert worker.score_cases(program, SUMS)["value"] == 1.0
 
 
+@IN_ONE_STATE
 @pytest.mark.parametrize("program", IN_EVERY_FORM)
 def test_programs_may_read_and_write_bytes(worker: Worker, program: str) -> None:
     assert worker.score_cases("\n" + program, SUMS, asScript=False)["value"] == 1.0
@@ -95,6 +100,7 @@ OBJECTS = [
 ]
 
 
+@IN_ONE_STATE
 @pytest.mark.parametrize(("program", "given", "wanted", "value"), OBJECTS)
 def test_functions_take_and_return_objects(worker: Worker, program: str, given: str, wanted: str, value: float) -> None:
     cases = {"fn_name": "f", "inputs": [given], "outputs": [wanted]}
@@ -123,6 +129,7 @@ PLACES = [
 ]
 
 
+@IN_ONE_STATE
 @pytest.mark.parametrize(("options", "program", "reason"), PLACES)
 def test_an_error_names_the_line_that_the_model_wrote(
     worker: Worker, options: dict[str, Any], program: str, reason: str
@@ -131,6 +138,7 @@ def test_an_error_names_the_line_that_the_model_wrote(
     assert score["extra"]["failure"] == f"case 0: raised: {reason}"
 
 
+@IN_ONE_STATE
 def test_an_error_in_a_function_names_its_line(worker: Worker) -> None:
     cases = {"fn_name": "f", "inputs": ["1"], "outputs": ["1"]}
     score = worker.score_cases("\n\ndef f(x):\n    return y", cases)
@@ -186,11 +194,13 @@ FENCED = [
 ]
 
 
+@IN_ONE_STATE
 @pytest.mark.parametrize(("response", "value"), FENCED)
 def test_a_program_is_found_between_fences(worker: Worker, response: str, value: float) -> None:
     assert worker.score_response(response, SUMS, asScript=False)["value"] == value
 
 
+@IN_ONE_STATE
 def test_a_script_may_stand_in_a_list(worker: Worker) -> None:
     assert worker.score_response(f"1. So:\n   ```python\n   x = 1\n   {RIGHT}\n   ```\n", SUMS)["value"] == 1.0
 
@@ -206,6 +216,7 @@ async def test_programs_that_cannot_read_pythons_modules_are_remarked(caplog: py
     assert len(remarked) == (os.geteuid() == 0 and not is_open)
 
 
+@IN_ONE_STATE
 def test_functions_get_all_or_nothing_unless_the_share_is_asked_for(worker: Worker) -> None:
     cases = {"fn_name": "f", "inputs": ["[1, 2]\n3", "[4]\n5"], "outputs": ["6", "9"]}
     right = "class Solution:\n    def f(self, a: List[int], b):\n        return sum(a) + b"
@@ -215,6 +226,7 @@ def test_functions_get_all_or_nothing_unless_the_share_is_asked_for(worker: Work
     assert worker.score_cases(half, cases, continuous=True)["value"] == 0.5
 
 
+@IN_ONE_STATE
 def test_ten_cases_count_unless_more_are_asked_for(worker: Worker) -> None:
     cases = {"inputs": [str(n) for n in range(12)], "outputs": [str(n) for n in range(12)]}
     program = "n = int(input())\nprint(n if n < 10 else 0)"
@@ -223,6 +235,7 @@ def test_ten_cases_count_unless_more_are_asked_for(worker: Worker) -> None:
     assert worker.score_cases(program, cases, cases=0, continuous=False)["value"] == 0.0
 
 
+@IN_ONE_STATE
 def test_a_row_without_cases_is_a_data_error(worker: Worker) -> None:
     answer = worker.score_cases("print(1)", {"inputs": [], "outputs": []})
     assert (answer["error"], answer["reason"]) == ("DataError", "ground_truth has no test case: inputs is empty")
@@ -325,6 +338,7 @@ def test_a_tolerance_holds_for_words_and_inside_results(
     assert judge(form, text.encode(), expected, 1e-6) is same
 
 
+@IN_ONE_STATE
 def test_the_tolerance_is_an_option(worker: Worker) -> None:
     cases = {"inputs": [""], "outputs": ["area 0.333333"]}
     assert worker.score_cases("print('area', 1 / 3)", cases)["value"] == 0.0

@@ -23,6 +23,7 @@ async def simulation(redis_server: RedisServer, run_name: str, tmp_path: Path) -
     with warnings.catch_warnings():  # trainers that were killed did not close their connections
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+    gc.freeze()  # what is left stays: by the end of the suite, each test would search a second for its own garbage
     transport = await simulation.open()
     async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
         await transport.commands.unlink(key)
