@@ -154,7 +154,7 @@ def test_a_last_message_of_the_assistant_is_left_open_and_agents_refuse_it(
 
 
 @pytest.mark.parametrize(
-    ("longest", "words"), [(200, "4 of 4 rows are used"), (40, "are longer than maxPromptLength 40")]
+    ("longest", "words"), [(200, "4 of 4 rows are used"), (40, "1 is longer than maxPromptLength 40")]
 )
 def test_prompts_with_images_are_counted_with_the_tokens_of_their_images(
     tmp_path: Path,
