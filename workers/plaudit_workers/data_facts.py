@@ -49,6 +49,11 @@ class DataFacts(msgspec.Struct, frozen=True):
         """Return what decides whether data is the same: the files' contents, in order."""
         return [file.digest for file in self.files]
 
+    def by_name(self) -> dict[str, FileFacts]:
+        """Return the files by their names; those that share one by their paths. A moved file is the same."""
+        shared = Counter(Path(file.path).name for file in self.files)
+        return {file.path if shared[name := Path(file.path).name] > 1 else name: file for file in self.files}
+
     def plain(self) -> dict[str, Any]:
         """Return the facts as plain data."""
         found: dict[str, Any] = msgspec.to_builtins(self)
@@ -58,7 +63,7 @@ class DataFacts(msgspec.Struct, frozen=True):
         """Return in words what differs from other facts; nothing where there are none."""
         if before is None or before.digests == self.digests:
             return []
-        old, new = ({Path(file.path).name: file for file in facts.files} for facts in (before, self))
+        old, new = before.by_name(), self.by_name()
         changes = [_change(name, old[name], new[name]) for name in old if name in new]
         changes += [f"{name} ({old[name].rows:,} rows) is gone" for name in old if name not in new]
         changes += [f"{name} ({new[name].rows:,} rows) is new" for name in new if name not in old]

@@ -213,7 +213,8 @@ def _openrlhf_answer(body: Mapping[str, Any], results: Sequence[GatewayResult]) 
 
 
 # ``nemo-gym``: ``POST /verify`` of a NeMo Gym resources server: a row's members and an OpenAI ``response`` to the same
-# with ``reward``. The row opens a session first (``/seed_session``): some servers verify by what they keep in it.
+# with ``reward``. The row opens a session first (``/seed_session``): some servers verify by what they keep in it. From
+# NeMo Gym 0.7 on, ``mask_sample`` says that the reward, a 0, measures nothing: a judge or the server's machine failed.
 
 _SEED, _VERIFY = "seed_session", "verify"
 _TRUTHS = ("ground_truth", "expected_answer", "label")
@@ -251,8 +252,16 @@ def _nemo_gym_body(sample: Sample) -> dict[str, Any]:
     }
 
 
+def refuse_masked(answer: Mapping[str, Any]) -> None:
+    """Raise ``InfrastructureError`` for the answer of a resources server whose reward is no measurement."""
+    if answer.get("mask_sample") is True:
+        said = ": ".join(str(answer[name]) for name in ("failure_kind", "failure_reason") if answer.get(name))
+        raise InfrastructureError(f"the resources server masks this sample ({said or 'without a reason'})"[:500])
+
+
 def _nemo_gym_score(answer: Any) -> Score:
     reward = _member(answer, "reward")
+    refuse_masked(answer)
     components = answer.get("reward_components")
     return scored(reward, components if isinstance(components, dict) else _other_values(answer, "reward"))
 

@@ -205,6 +205,13 @@ async def test_whatever_is_answered_the_result_can_be_stored(
     msgspec.msgpack.encode(scoring)
 
 
+async def test_a_reward_of_nemo_gym_that_measures_nothing_is_no_zero(ask: Ask) -> None:
+    failed = {"reward": 0.0, "mask_sample": True, "failure_kind": "judge_failed", "failure_reason": "timed out"}
+    with pytest.raises(InfrastructureError, match=r"masks this sample \(judge_failed: timed out\)"):
+        await ask("nemo-gym", failed)
+    assert (await ask("nemo-gym", {"reward": 0.0, "mask_sample": False})).value == 0.0
+
+
 async def test_extras_that_are_not_finite_are_left_out(ask: Ask) -> None:
     answer = Reply(body=b'{"rewards": [1.0], "extra_logs": {"kl": [Infinity], "acc": [NaN], "length": [3]}}')
     score = await ask("openrlhf", answer)

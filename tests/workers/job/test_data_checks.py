@@ -57,6 +57,16 @@ def test_prompts_that_are_all_too_long_are_a_problem_with_their_lengths(report: 
     assert problem.remedy == "Raise data.train.maxPromptLength"
 
 
+def test_of_a_prompt_of_megabytes_the_start_decides(report: Callable[..., DataReport]) -> None:
+    """Its length is estimated; one whose start has few tokens is counted whole."""
+    rows = [row("x" * 8), row("x" * (4 << 20)), row("<|endoftext|>" * 6000)]
+    fields = {"data__train__maxPromptLength": 4096, "rollout__engine__maxModelLength": 8192}
+    (note,) = report(rows, **fields).notes
+    assert "1 of 3 rows are used; 2 are longer than maxPromptLength 4,096" in note.message
+    assert "half at most 6,018" in note.remedy
+    assert "the longest is row 2 of" in note.remedy
+
+
 IN_ORDER = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TEMPLATES = {
     "broken Jinja": ("{% for m in messages %}{{ m.content }", "the chat template is no Jinja (line 1"),
@@ -144,7 +154,7 @@ def test_a_last_message_of_the_assistant_is_left_open_and_agents_refuse_it(
 
 
 @pytest.mark.parametrize(
-    ("longest", "words"), [(200, "4 of 4 rows are used"), (40, "are longer than maxPromptLength 40")]
+    ("longest", "words"), [(200, "4 of 4 rows are used"), (40, "1 is longer than maxPromptLength 40")]
 )
 def test_prompts_with_images_are_counted_with_the_tokens_of_their_images(
     tmp_path: Path,

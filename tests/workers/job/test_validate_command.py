@@ -146,6 +146,34 @@ def test_a_function_that_requires_environments_needs_an_agent_that_plays_in_them
 
 
 @pytest.mark.parametrize(
+    ("field", "agent"),
+    [
+        ("spec.rollout.agent.url", {"kind": "environment", "url": "http://127.0.0.1:1"}),
+        ("spec.rollout.agent.tools[0].mcp.url", {"kind": "tools", "tools": [{"mcp": {"url": "http://127.0.0.1:1"}}]}),
+    ],
+)
+def test_servers_that_only_a_cluster_reaches_leave_a_job_valid(
+    write_job: Callable[..., Path],
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    field: str,
+    agent: dict[str, Any],
+) -> None:
+    row = {"data_source": "a", "prompt": "b", "reward_model": {"ground_truth": "c"}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    section = {"model": "m", "baseUrl": "http://127.0.0.1:1/v1", "promptTemplate": {"path": "judge.j2"}}
+    judge = {"name": "judge", "kind": "judge", "judge": {**section, "parse": {"jsonPath": "$.score"}}}
+    (tmp_path / "judge.j2").write_text("{{ response }}")
+    fields = {"model.source": "hub/id", "data.train.path": "rows.jsonl", "reward.scorers": [judge]}
+    assert main(["validate", str(write_job(changed({**fields, "rollout.agent": agent})))]) == 0
+    printed = capsys.readouterr().out
+    refused = "accepts no connection from this machine (Connection refused). Start the server before the run"
+    assert f"{field}: http://127.0.0.1:1 {refused}" in printed
+    assert f"spec.reward.scorers[0].judge.baseUrl: http://127.0.0.1:1/v1 {refused}" in printed
+
+
+@pytest.mark.parametrize(
     ("fields", "suggestion"),
     [
         ({"algorithm.learningRate": 1e-5}, "Did you mean spec.algorithm.optimizer.learningRate? Fields here: steps"),

@@ -18,7 +18,7 @@ from rich.console import Console
 from plaudit_job.problem import JobError
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.cli import main
-from plaudit_workers.data_facts import FactsOfRows
+from plaudit_workers.data_facts import DataFacts, FactsOfRows, FileFacts
 from plaudit_workers.data_files import checked_rows
 from plaudit_workers.launch.preflight import RunLock, prepare
 
@@ -180,6 +180,48 @@ def test_one_program_holds_the_folder_of_a_run_until_it_ends_however_it_ends(
     assert run(resume=True) == folder
     with RunLock(folder, "running"):
         pass
+
+
+NOBODY = "http://127.0.0.1:1"
+AWAY = f"{NOBODY} accepts no connection from this machine (Connection refused)"
+
+
+def test_data_that_only_the_runs_own_server_has_is_compared_by_the_trainer(run: Prepared, tmp_path: Path) -> None:
+    job = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    job["spec"]["data"]["train"] = {"split": "train"}
+    job["spec"]["environments"] = [{"name": "board", "command": ["board"], "readiness": {"path": "/health"}}]
+    job["spec"]["rollout"]["agent"] = {"kind": "environment", "environment": "board"}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    folder = run("j-first")
+    assert folder is not None
+    (folder / "checkpoints" / "step-000002").mkdir()
+    facts = DataFacts([FileFacts(str(folder / "tasks-train.jsonl"), 12, "0")])
+    extra = {"incarnation": 1, "step": 2, "data": facts.plain()}
+    (folder / "checkpoints" / "step-000002" / "state.json").write_text(json.dumps({"extra": extra}))
+    assert run(resume=True) == folder
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders() -> None:
+    before = DataFacts([FileFacts("/d/a/train.jsonl", 10, "0"), FileFacts("/d/b/train.jsonl", 10, "1")])
+    after = DataFacts([FileFacts("/d/a/train.jsonl", 10, "2"), FileFacts("/d/b/train.jsonl", 10, "1")])
+    assert after.changes_since(before) == ["/d/a/train.jsonl has other contents in its 10 rows"]
+
+
+def test_a_run_waits_for_no_agents_server_and_names_a_scorers(run: Prepared, tmp_path: Path) -> None:
+    text = (tmp_path / "job.yaml").read_text()
+    job = yaml.safe_load(text)
+    job["spec"]["reward"]["scorers"].append({"name": "b", "kind": "http", "http": {"url": NOBODY, "shape": "plaudit"}})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert run("j-first") is not None
+    assert f"spec.reward.scorers[1].http.url: {AWAY}" in run.printed
+    job["spec"]["rollout"]["agent"] = {"kind": "tools", "tools": [{"mcp": {"url": NOBODY}}]}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    with pytest.raises(JobError) as refused:
+        run("j-second")
+    (problem,) = refused.value.problems
+    assert (problem.field, problem.message) == ("spec.rollout.agent.tools[0].mcp.url", AWAY)
+    assert run("j-third", address="auto") is not None  # the cluster's nodes may reach it
+    assert NOBODY not in run.printed
 
 
 def test_changed_data_is_refused_until_it_is_accepted(run: Prepared, tmp_path: Path) -> None:

@@ -489,8 +489,9 @@ async def test_an_openenv_server_that_goes_away_ends_the_sample(open_agent, play
 class Gym:
     """A resources server with NeMo Gym's routes: the reward is whether the tool was called in the session."""
 
-    def __init__(self, verify_status: int = 200) -> None:
+    def __init__(self, verify_status: int = 200, **further: object) -> None:
         self.verify_status = verify_status
+        self.further = further
         self.called: set[str] = set()
         self.verified: list[dict] = []
         self.seeded: list[dict] = []
@@ -510,7 +511,8 @@ class Gym:
         self.verified.append(body)
         if self.verify_status != 200:
             return web.json_response({"detail": "broken"}, status=self.verify_status)
-        return web.json_response({**body, "reward": float(request.cookies.get("session") in self.called)})
+        reward = float(request.cookies.get("session") in self.called)
+        return web.json_response({**body, "reward": reward, **self.further})
 
     def routes(self):
         reference = {"$ref": "#/components/schemas/Weather"}
@@ -519,7 +521,7 @@ class Gym:
         properties = {"city": {"type": "string"}, "near": near}
         schemas = {"Weather": {"type": "object", "properties": properties, "required": ["city"]}}
         document = {
-            "paths": {"/seed_session": {}, "/verify": {}, "/get_weather": {"post": post}},
+            "paths": {path: {"post": post} for path in ("/seed_session", "/close_session", "/verify", "/get_weather")},
             "components": {"schemas": schemas},
         }
 
@@ -538,6 +540,7 @@ async def test_a_resources_server_of_nemo_gym_seeds_answers_calls_and_verifies(o
     server = Gym()
     async with served(*server.routes()) as url:
         agent = await open_agent(url=url)
+        assert list(agent.tools) == ["get_weather"]
         parameters = agent.tools["get_weather"].schema["function"]["parameters"]
         assert parameters["properties"] == {"city": {"type": "string"}, "near": {"type": "array", "items": {}}}
         _, body = await play(agent, call("get_weather", city="Rome"), "Cold.", extra_info={"expected": "cold"})
@@ -552,13 +555,20 @@ async def test_a_resources_server_of_nemo_gym_seeds_answers_calls_and_verifies(o
     ]
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(422, "data_error"), (500, "infra_error")])
-async def test_a_verification_that_fails_is_no_zero(open_agent, play, status, outcome) -> None:
-    async with served(*Gym(status).routes()) as url:
+@pytest.mark.parametrize(
+    ("server", "outcome", "reason"),
+    [
+        (Gym(422), "data_error", "status 422"),
+        (Gym(500), "infra_error", "status 500"),
+        (Gym(mask_sample=True, failure_kind="judge_failed"), "infra_error", "masks this sample (judge_failed)"),
+    ],
+)
+async def test_a_verification_that_fails_is_no_zero(open_agent, play, server, outcome, reason) -> None:
+    async with served(*server.routes()) as url:
         _, body = await play(await open_agent(url=url), "Done.")
     reward = body.sample.agent_reward
     assert (reward.outcome, reward.value) == (outcome, None)
-    assert f"status {status}" in reward.reason
+    assert reason in reward.reason
 
 
 SPREAD = [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from plaudit_metrics.sources.steps import read_steps
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import GroupRecord, StepRecord
 from plaudit_workers.stored_samples import store_groups
-from plaudit_workers.training.sinks import Sinks, configuration
+from plaudit_workers.training.sinks import Sinks, TensorBoard, configuration
 
 
 def record(step, incarnation=1, **statistics):
@@ -319,6 +321,23 @@ def test_a_helper_process_that_dies_or_hangs_costs_its_figures_alone(tmp_path, s
     events = EventAccumulator(str(tmp_path / "demo-1" / "tensorboard"))
     events.Reload()
     assert len(events.Scalars("reward/mean")) == 3
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_tensorboard_goes_on_after_its_folder_was_removed(tmp_path):
+    sink, before = TensorBoard(tmp_path), set(threading.enumerate())
+    sink.write(record(1, **{"reward/mean": 0.25}))
+    writers = set(threading.enumerate()) - before
+    shutil.rmtree(tmp_path / "tensorboard")
+    with pytest.raises(FileNotFoundError):
+        sink.write(record(2, **{"reward/mean": 0.5}))
+    for writer in writers:
+        writer.join()
+    sink.write(record(3, **{"reward/mean": 0.75}))
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(3, 0.75)]
 
 
 def test_a_sink_whose_folder_is_gone_costs_its_figures_alone(tmp_path, caplog):

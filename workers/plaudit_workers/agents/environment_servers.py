@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from plaudit_reward.endpoint.shapes import refuse_masked
 from plaudit_reward.http import bounded_body
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
@@ -39,7 +40,7 @@ _RESET_SHARE = 0.8
 """Of the limit of a call, in which a server that is unreachable or full is asked for a session again."""
 OPEN_REWARD_ROUTE = "/list_environments"
 """A server of the Open Reward Standard has it."""
-_NO_TOOLS = frozenset({"/seed_session", "/verify", "/aggregate_metrics", "/mcp"})
+_NO_TOOLS = frozenset({"/seed_session", "/close_session", "/verify", "/aggregate_metrics", "/mcp"})
 _MOST_CHARACTERS_OF_A_PROBLEM = 500
 Result = TypeVar("Result")
 
@@ -185,6 +186,7 @@ class ResourcesServer(Environment):
         verified = await self._post_checked("/verify", {**self._row, "response": _response(completion)})
         assert self._session is not None
         await self._session.close()
+        refuse_masked(verified)
         reward: float | None = verified.get("reward")
         return reward
 

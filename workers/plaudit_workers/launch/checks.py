@@ -1,4 +1,4 @@
-"""Check the files and folders that a resolved job names, before anything starts: models, code, templates.
+"""Check what a resolved job names, before anything starts: models, code, templates, servers elsewhere.
 
 ``data_checks`` reads the data.
 """
@@ -9,10 +9,13 @@ import difflib
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from plaudit_job.checks import python_problems
 from plaudit_job.fields import is_hub_id
@@ -21,6 +24,7 @@ from plaudit_job.spec.rewards import RewardModelSpec, ServedModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.tasks import TaskError, read_tasks
 from plaudit_reward.endpoint.judge import PromptTemplate
+from plaudit_reward.http import proxy_for
 from plaudit_reward.machines import task_problem
 from plaudit_reward.providers import provider_of
 from plaudit_wire.errors import ConfigurationError
@@ -29,6 +33,8 @@ _REWARD_CLASS = re.compile(r"(ForRewardModeling|(For(Process)?)?RewardModel)$")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _RELATIVE = "Correct the path: it is relative to the job file"
+_ACCEPTED_WITHIN_S = 5.0
+_ASKED_AT_ONCE = 16
 
 
 def check_files(job: RLJob) -> list[Problem]:
@@ -222,6 +228,39 @@ def _checkpoint(job: RLJob) -> Iterator[Problem]:
     folder = job.spec.trainer.checkpoint.resume_from
     if folder and not os.path.isdir(folder):
         yield Problem("spec.trainer.checkpoint.resumeFrom", f"there is no folder {folder}", _RELATIVE)
+
+
+def unreachable(job: RLJob) -> list[Problem]:
+    """Return the servers of agents and scorers that accept no connection from this machine; another may reach them."""
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
+        return [problem for problem in threads.map(_unreachable, _servers(job)) if problem]
+
+
+def _servers(job: RLJob) -> Iterator[tuple[str, str]]:
+    """Yield the field and the URL of each server that the job does not start itself."""
+    if job.spec.trains:
+        agent = job.spec.rollout.agent
+        yield "spec.rollout.agent.url", agent.url
+        for index, tool in enumerate(agent.tools):
+            yield f"spec.rollout.agent.tools[{index}].mcp.url", tool.mcp.url if tool.mcp else ""
+    for index, scorer in enumerate(job.spec.reward.scorers):
+        name = "judge.baseUrl" if scorer.judge else "http.url" if scorer.http else "service.url"
+        yield f"spec.reward.scorers[{index}].{name}", scorer.url
+
+
+def _unreachable(server: tuple[str, str]) -> Problem | None:
+    field, url = server
+    address = urlsplit(url)
+    if not address.hostname or proxy_for(url):
+        return None
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname, port), _ACCEPTED_WITHIN_S).close()
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        complaint = f"{url} accepts no connection from this machine ({reason})"
+        return Problem(field, complaint, "Start the server before the run, or correct the URL")
+    return None
 
 
 def _file_exists(field: str, path: str) -> Iterator[Problem]:

@@ -32,7 +32,7 @@ from plaudit_reward.functions.check import IMPORTED_WITHIN_S, check
 from plaudit_reward.functions.forms import ENVIRONMENTS
 from plaudit_reward.functions.result import Target
 from plaudit_workers.data_files import RowForm
-from plaudit_workers.launch.checks import check_files
+from plaudit_workers.launch.checks import check_files, unreachable
 from plaudit_workers.launch.data_checks import DataReport, check_data, data_sections, shared_extra_info
 from plaudit_workers.service.build import function_target
 
@@ -64,17 +64,23 @@ _KUBERNETES_ONLY = {
 
 
 def preflight(job: RLJob, broken: Sequence[str] = (), *, imports: bool = True, renders: bool = False) -> DataReport:
-    """Check what this machine supports, the files that the job names, its data, and its functions.
+    """Check what this machine supports, the files and servers that the job names, its data, and its functions.
 
-    Without ``imports``, code that runs on other machines is not imported.
+    Without ``imports``, the job runs on other machines: its code is not imported, and its servers are not asked.
 
     Args:
         broken: fields that the job lacks because they are wrong.
-        renders: Prompts are rendered too (``check_data``).
+        renders: Prompts are rendered too (``check_data``). False: a run begins, so an agent's server that is not up is
+            a problem; a scorer's may come up later, and its samples are tried again.
     """
     problems = [*unsupported(job), *check_files(job)]
-    report = check_data(job, [*broken, *(problem.field for problem in problems)], renders=renders)
+    away = unreachable(job) if imports else []
+    agents = [problem for problem in away if is_within(problem.field, ("spec.rollout.agent",))]
+    if not renders:
+        problems += agents
+    report = check_data(job, [*broken, *(problem.field for problem in problems)], renders=renders, away=agents)
     report.problems[:0] = problems
+    report.notes += [problem for problem in away if problem not in agents]
     if imports:
         fields = {problem.field for problem in report.problems}
         _check_functions(job, report, fields)

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,37 +54,45 @@ class DataReport:
     notes: list[Problem] = field(default_factory=list)
     """What a reader should know of data without a problem."""
     facts: DataFacts | None = None
-    """Of the training data."""
+    """Of the training data; None if none is read yet, as the tasks of a server that the run starts."""
 
 
-def check_data(job: RLJob, broken: Sequence[str] = (), *, renders: bool = True) -> DataReport:
+def check_data(
+    job: RLJob, broken: Sequence[str] = (), *, renders: bool = True, away: Sequence[Problem] = ()
+) -> DataReport:
     """Read the training and validation data of a job, and render it if the template can be loaded here.
 
     Args:
         broken: fields with problems; what depends on them is not checked.
         renders: False: only read, which is all that a run's start waits for, because its trainer renders at once.
+        away: the agent's servers that cannot be reached, so prompts are rendered without its tools.
     """
     report = DataReport()
     if not job.spec.trains:
         return report
     renderer = None
+    if renders:
+        report.notes += [replace(problem, remedy=f"{problem.remedy}. {_UNDESCRIBED}") for problem in away]
     if renders and not any(is_within(name, ("spec.model", "spec.rollout.agent")) for name in broken):
-        renderer = _checked_renderer(job, report)
+        renderer = _checked_renderer(job, report, away)
     facts = FactsOfRows()
     with TemporaryDirectory(prefix="plaudit-tasks-") as folder:
-        job = _with_server_tasks(job, Path(folder), report)
+        job = _with_server_tasks(job, Path(folder), report, away)
         _check_sections(job, report, renderer, facts)
-    report.facts = facts.facts()
+    report.facts = facts.facts() if facts.num_rows else None
     return report
 
 
-def _with_server_tasks(job: RLJob, folder: Path, report: DataReport) -> RLJob:
+def _with_server_tasks(job: RLJob, folder: Path, report: DataReport, away: Sequence[Problem]) -> RLJob:
     """Return the job with the tasks of its environment's server, where that answers before the run."""
     name = next((name for name, _ in data_splits(job)), "")
     if not name:
         return job
     if job.spec.rollout.agent.environment:
         report.notes.append(Problem(name, "a run starts the environment's server, which has the tasks", "Not read yet"))
+        return job
+    if away:
+        report.notes.append(Problem(name, "the environment's server, which has the tasks, is not reached", "Not read"))
         return job
     try:
         return with_server_tasks(job, folder)
@@ -226,7 +234,10 @@ class _Pass:
 
         selection, rendered = self._selection, len(self._lengths)
         part = "" if rendered == self._rows else f" (rendered: {rendered:,} of {self._rows:,})"
-        left_out = "; ".join(f"{number:,} are {reason}" for reason, number in selection.left_out_by().items())
+        left_out = "; ".join(
+            f"{number:,} {'is' if number == 1 else 'are'} {reason}"
+            for reason, number in selection.left_out_by().items()
+        )
         message = f"{path}: {selection.used:,} of {rendered:,} rows are used{part}{left_out and f'; {left_out}'}"
         longest = self._longest.numbered
         remedy = f"Prompts have {lengths_in_words(np.asarray(self._lengths))}; the longest is row {longest.number}"
@@ -240,17 +251,12 @@ class _Pass:
         return f". {algorithm.steps:,} steps use each {round(prompts / self._selection.used, 1):,g} times"
 
 
-def continues_prompts(job: RLJob) -> bool:
-    """Return True if the policy continues a last message of the assistant; agents begin with a turn of their own."""
-    return job.spec.rollout.agent.kind == "singleTurn"
-
-
-def _checked_renderer(job: RLJob, report: DataReport) -> PromptRenderer | None:
+def _checked_renderer(job: RLJob, report: DataReport, away: Sequence[Problem]) -> PromptRenderer | None:
     """Return what renders the job's prompts if its files are here; add what is wrong with its template."""
     model = job.spec.model
     source, name = model.tokenizer or model.source, "spec.model.tokenizer" if model.tokenizer else "spec.model.source"
     has_transformers, missing = find_spec("transformers") is not None, None
-    tools = _tools(job, report) if has_transformers else []
+    tools = _tools(job, report, away) if has_transformers else []
     if not has_transformers:
         missing = "transformers is not installed here"
     elif is_hub_id(source) and not hub_cache(source).is_dir():
@@ -275,12 +281,14 @@ def _checked_renderer(job: RLJob, report: DataReport) -> PromptRenderer | None:
         return None
     from plaudit_workers.training.prompts import PromptRenderer
 
-    return PromptRenderer(template, images, continues=continues_prompts(job))
+    return PromptRenderer.of_job(job, template, images)
+
+
+_UNDESCRIBED = "Lengths are counted without its tools: leave room for them in data.train.maxPromptLength"
 
 
 def _without_tools(cause: str) -> Problem:
-    remedy = "Leave room for them in data.train.maxPromptLength"
-    return Problem("spec.rollout.agent", f"{cause}: lengths are counted without them", remedy)
+    return Problem("spec.rollout.agent", cause, _UNDESCRIBED)
 
 
 def _halves(text: str) -> tuple[str, str]:
@@ -288,9 +296,11 @@ def _halves(text: str) -> tuple[str, str]:
     return message, remedy or "Correct it"
 
 
-def _tools(job: RLJob, report: DataReport) -> list[dict[str, Any]]:
+def _tools(job: RLJob, report: DataReport, away: Sequence[Problem]) -> list[dict[str, Any]]:
     """Return the tools that prompts list; what cannot be loaded or described is a problem."""
     agent = job.spec.rollout.agent
+    if away:
+        return []
     if agent.kind == "environment" and agent.environment:
         report.notes.append(_without_tools("a run starts the environment's server, which describes its tools"))
         return []

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plaudit_job.data_row import IMAGES_COLUMN, DataRow
+from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import PassRateSpec
 from plaudit_wire.errors import described
 from plaudit_wire.plain import shown
@@ -22,7 +23,9 @@ from plaudit_workers.images import ImageError, ImageProcessor, row_files, with_p
 from plaudit_workers.tokenizer import ChatTemplate
 
 _AT_A_TIME = 64
-_TOKENIZED_AT_ONCE = 1024
+_TOKENIZED_AT_ONCE = 128
+_CUT_CHARACTERS = 1 << 16
+_CUT_CHARACTERS_A_TOKEN = 16
 _THREADS = 4
 """Each image is flushed to the disk: one thread would wait for the disk most of the time."""
 
@@ -34,11 +37,11 @@ class RenderedRow(NamedTuple):
     text: str
     """Chat template applied."""
     ids: NDArray[np.int32]
-    """int32[P]; an image has a single token."""
+    """int32[P]; an image has a single token. Of a prompt that is many times too long, those of its start."""
     images: tuple[str, ...]
     """Digests of its images."""
     length: int
-    """Tokens as the model sees them: each image counts as its patches do."""
+    """Tokens as the model sees them: each image counts as its patches do. Estimated where ``ids`` are of the start."""
 
 
 class PromptRenderer:
@@ -48,12 +51,30 @@ class PromptRenderer:
         template: makes text of messages; without one their contents are joined by line ends.
         continues: a last message of the assistant is the beginning of the response; else such rows are refused, because
             agents begin with a turn of their own.
+        max_length: tokens of the longest prompt that is used (``data.train.maxPromptLength``). Only the start of a
+            prompt that is many times longer is tokenized: megabytes would take minutes. None: all prompts are whole.
     """
 
-    def __init__(self, template: ChatTemplate, images: ImageProcessor | None = None, *, continues: bool = True) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        images: ImageProcessor | None = None,
+        *,
+        continues: bool = True,
+        max_length: int | None = None,
+    ) -> None:
         self.template = template
         self._images = images
         self._continues = continues
+        self._max_length = max_length or 0
+        cuts = max_length is not None and images is None
+        self._cut = max(_CUT_CHARACTERS, _CUT_CHARACTERS_A_TOKEN * self._max_length) if cuts else None
+
+    @classmethod
+    def of_job(cls, job: RLJob, template: ChatTemplate, images: ImageProcessor | None) -> PromptRenderer:
+        """Return what renders a job's data."""
+        continues = job.spec.rollout.agent.kind == "singleTurn"
+        return cls(template, images, continues=continues, max_length=job.spec.data.train.max_prompt_length)
 
     def rendered(self, rows: Iterable[NumberedRow]) -> Iterator[RenderedRow]:
         """Store the images of rows and yield them rendered, in order; raise ``RowError`` for the first wrong one."""
@@ -62,8 +83,17 @@ class PromptRenderer:
             while part := list(islice(rows, _TOKENIZED_AT_ONCE if self._images is None else _AT_A_TIME)):
                 found = [()] * len(part) if self._images is None else list(threads.map(self._stored_images, part))
                 texts = [self.text(row, has_images=bool(own)) for row, own in zip(part, found, strict=True)]
-                for row, text, ids, own in zip(part, texts, self._token_ids(part, texts), found, strict=True):
-                    yield RenderedRow(row, text, ids, own, self._length(row, ids, own))
+                all_ids = self._token_ids(part, [text[: self._cut] for text in texts])
+                for row, text, ids, own in zip(part, texts, all_ids, found, strict=True):
+                    yield self._rendered(row, text, ids, own)
+
+    def _rendered(self, row: NumberedRow, text: str, ids: NDArray[np.int32], images: tuple[str, ...]) -> RenderedRow:
+        """Return a row from the token ids of its text, or of the start of a long one."""
+        if self._cut is not None and len(text) > self._cut:
+            if ids.size > 2 * self._max_length:  # too long, whatever follows
+                return RenderedRow(row, text, ids, images, ids.size * len(text) // self._cut)
+            [ids] = self._token_ids([row], [text])
+        return RenderedRow(row, text, ids, images, self._length(row, ids, images))
 
     def text(self, row: NumberedRow, *, has_images: bool = False) -> str:
         """Return a row's prompt as text; raise ``RowError``."""

@@ -177,7 +177,8 @@ class StepsFile:
 class TensorBoard:
     """Write scalars to ``<run folder>/tensorboard``.
 
-    After a resume its first step hides what earlier processes wrote from there on.
+    After a resume its first step hides what earlier processes wrote from there on. A step that cannot be written, for
+    a disk that is full or a folder that was removed, ends the file; the next one begins another.
     """
 
     def __init__(self, run_folder: Path, _: object = None) -> None:
@@ -188,11 +189,13 @@ class TensorBoard:
 
     def write(self, record: StepRecord, _: Path | None = None) -> None:
         """Write the figures of one step."""
-        if self._writer is None:
-            self._writer = self._writer_of(self._folder, purge_step=record.step)
+        writer, self._writer = self._writer, None
+        if writer is None:
+            writer = self._writer_of(self._folder, purge_step=record.step)
         for name, value in record.statistics.items():
-            self._writer.add_scalar(name, value, record.step, walltime=record.closed)
-        self._writer.flush()
+            writer.add_scalar(name, value, record.step, walltime=record.closed)
+        writer.flush()
+        self._writer = writer  # the thread of one that raised has ended
 
     def close(self) -> None:
         """Write what is left and close the file."""

@@ -150,7 +150,7 @@ async def _conduct(
         images = ImageProcessor.of_job(job, settings.run_folder)
         if images is not None:
             images.give_template(template, job.spec.model)
-    renderer = PromptRenderer(template, images, continues=job.spec.rollout.agent.kind == "singleTurn")
+    renderer = PromptRenderer.of_job(job, template, images)
     with prepared("the rows of spec.data.train", settings.run_folder):
         data = PromptData.for_training(job.spec.data, renderer, job.spec.seed, settings.run_folder)
     with prepared("the rows of spec.data.validation", settings.run_folder):
