@@ -157,8 +157,8 @@ e2e-trainers: install trainers-build ## tests with those trainers and frameworks
 
 # Without -c requirements/all.txt: the trainers need other versions of transformers.
 trainers-requirements: $(UV) ## compile requirements/trainers-*.txt anew
-	@for name in trl verl verifiers skyrl tinker openrlhf nemo-gym openenv open-reward areal agentlightning agents; do \
-	  $(UV) pip compile -q --python-version $$(case $$name in nemo-gym|agentlightning) echo 3.12;; *) echo 3.11;; esac) --generate-hashes --no-emit-index-url --no-annotate \
+	@for name in trl verl verifiers skyrl tinker openrlhf nemo-gym openenv open-reward areal agentlightning agents harbor; do \
+	  $(UV) pip compile -q --python-version $$(case $$name in nemo-gym|agentlightning|harbor) echo 3.12;; *) echo 3.11;; esac) --generate-hashes --no-emit-index-url --no-annotate \
 	    --custom-compile-command 'make trainers-requirements' --overrides requirements/overrides.txt \
 	    $$(case $$name in openrlhf|areal) echo --no-deps;; esac) requirements/trainers-$$name.in -o requirements/trainers-$$name.txt \
 	    || exit 1; \

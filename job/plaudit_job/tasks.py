@@ -14,9 +14,18 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from plaudit_wire.plain import plain, shown
 
@@ -24,8 +33,14 @@ TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"
 TESTS_FILE = "tests/test.sh"
 _TAG_DIGITS = 24
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([GMK])", re.ASCII | re.IGNORECASE)
+_MEBIBYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 _SCHEMA = re.compile(r"1\.[0-4](\.\d+)?")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
 
 
 def _without_nul(text: str) -> str:
@@ -75,7 +90,28 @@ class EnvironmentSection(_Strict):
     allow_internet: bool | None = None
     """The older form of ``network_mode``."""
     build_timeout_sec: float = Field(default=600.0, gt=0)
-    os: Literal["linux"] = "linux"
+    os: Annotated[Literal["linux"], BeforeValidator(_lower)] = "linux"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_sizes(cls, given: Any) -> Any:
+        """Read ``memory = "2G"`` of older tasks as ``memory_mb``, and ``storage`` likewise."""
+        if not isinstance(given, dict):
+            return given
+        read = dict(given)
+        for name in ("memory", "storage"):
+            if name in read:
+                found = _SIZE.fullmatch(text := str(read.pop(name)).strip())
+                size = int(float(found[1]) * _MEBIBYTES[found[2].upper()]) if found else 0
+                if read.setdefault(f"{name}_mb", size) != size or not size:
+                    raise ValueError(f"{name} is {text!r}: write one size, as {name}_mb")
+        return read
+
+    @model_validator(mode="after")
+    def _hosts_need_their_mode(self) -> Self:
+        if self.allowed_hosts and self.network != "allowlist":
+            raise ValueError("allowed_hosts needs network_mode = 'allowlist'")
+        return self
 
     @property
     def network(self) -> Literal["public", "no-network", "allowlist"]:

@@ -26,8 +26,24 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from plaudit_sandbox.archives import RewardArchive, write_archive
-from plaudit_sandbox.container_engine import ContainerEngine, client_folder, inspected, label_options, write_variables
-from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, space_of
+from plaudit_sandbox.container_engine import (
+    ContainerEngine,
+    client_folder,
+    inspected,
+    label_options,
+    listening_in,
+    write_variables,
+)
+from plaudit_sandbox.machine import (
+    LOOPBACK_PORT,
+    REWARD_FILES,
+    CommandEnd,
+    Ending,
+    KeptOutput,
+    MachineLimits,
+    Serve,
+    space_of,
+)
 from plaudit_sandbox.machine_start import start_error
 from plaudit_sandbox.verification import READ_BESIDE_BIN
 from plaudit_wire.errors import InfrastructureError
@@ -126,18 +142,20 @@ class ContainerMachine:
         directory: str = "/app",
         mounts: Mapping[str, Path] = {},
         stdin: bytes = b"",
+        serve: Serve | None = None,
     ) -> CommandEnd:
         """Run a command to its end or to a limit, which ends every process of the container.
 
         Args:
             environment: Added to the image's own.
             mounts: Copied into the container before.
+            serve: Answers at ``LOOPBACK_PORT`` of the container's loopback device until the command has ended.
         """
-        executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin)
+        executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin, serve)
         if executed.exit_code in _NOT_STARTED and _ENGINE_S_WORDS in executed.output:
             # The agent left no room for a further process, so all of them end.
             await asyncio.to_thread(_end, self._engine, self.name)
-            executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin)
+            executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin, serve)
         return executed
 
     def upload(self, folder: Path, place: str) -> None:
@@ -176,16 +194,21 @@ class ContainerMachine:
         directory: str,
         mounts: Mapping[str, Path],
         stdin: bytes,
+        serve: Serve | None,
     ) -> CommandEnd:
         await asyncio.to_thread(self._start)
         if mounts:
             await asyncio.to_thread(self._put, mounts)
-        with write_variables(environment) as variables, tempfile.TemporaryFile() as given:
-            given.write(stdin)
-            given.seek(0)
-            options = [*["--interactive"] * bool(stdin), "--env-file", variables.name]
-            call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
-            return await _executed(self._engine, call, self.name, given.fileno(), timeout_s, self.limits)
+        async with contextlib.AsyncExitStack() as serving:
+            if serve is not None:
+                listening = await asyncio.to_thread(listening_in, self._engine, self.name, LOOPBACK_PORT)
+                await serving.enter_async_context(serve(listening))
+            with write_variables(environment) as variables, tempfile.TemporaryFile() as given:
+                given.write(stdin)
+                given.seek(0)
+                options = [*["--interactive"] * bool(stdin), "--env-file", variables.name]
+                call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
+                return await _executed(self._engine, call, self.name, given.fileno(), timeout_s, self.limits)
 
     def _start(self) -> None:
         if not _is_running(self._engine, self.name):

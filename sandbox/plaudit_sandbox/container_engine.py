@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -19,6 +21,11 @@ LABEL: Final = "plaudit.dev/"
 """Begins the name of every label of ours."""
 _OWNER = f"{LABEL}owner"
 _ANSWER_S = 120.0
+_LISTEN = (
+    "import socket, sys; made = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n"
+    "socket.send_fds(socket.socket(fileno=0), [b'l'], [made.fileno()])"
+)
+"""Run in a container's network: it opens a socket there and passes it on."""
 _PULL_S = 3600.0
 
 
@@ -117,6 +124,36 @@ class ContainerEngine:
         except InfrastructureError:
             return False
         return True
+
+
+def require_loopback(engine: ContainerEngine) -> None:
+    """Raise ``ConfigurationError`` where this user cannot enter the network of an engine's containers."""
+    if os.geteuid() != 0 and Path(engine.program).name == "docker":
+        raise ConfigurationError(
+            "programs in containers of docker are served by root alone: run as root, or install podman"
+        )
+
+
+def listening_in(engine: ContainerEngine, container: str, port: int) -> socket.socket:
+    """Return a socket that listens on the loopback device of a running container, of whatever image.
+
+    Raises ``InfrastructureError``.
+    """
+    (pid,) = inspected(engine, container, [".State.Pid"])
+    enter = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-I", "-S", "-c", _LISTEN, str(port)]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        # A rootless engine's containers belong to a namespace of users, which it enters.
+        command = enter if os.geteuid() == 0 else [engine.program, "unshare", *enter]
+        try:
+            done = subprocess.run(command, stdin=theirs.fileno(), capture_output=True, timeout=_ANSWER_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise InfrastructureError(f"the network of {container} cannot be entered: {error}") from error
+        if done.returncode:
+            why = done.stderr.decode(errors="replace").strip()[-300:]
+            raise InfrastructureError(f"the network of {container} cannot be entered: {why}")
+        _, sockets, *_ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        return socket.socket(fileno=sockets[0])
 
 
 def client_folder() -> str:

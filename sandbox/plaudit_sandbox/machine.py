@@ -8,7 +8,7 @@ nothing of it outlives its end:
 - processes: a PID namespace, whose first process is ours. When it ends the kernel kills all others, daemons too.
 - files: a root of its own. The top level, ``/usr`` and ``/etc`` are read only, so that no program, library or
   ``ld.so.preload`` can be replaced; ``/dev`` has five devices; nothing else of the host is there, and no other machine.
-- network: none, not even the loopback device of the host.
+- network: none, not even the loopback device of the host. ``run`` may serve one port of a loopback device of its own.
 - rights: user 0 of a namespace without a single capability, that maps to a user without rights outside; no new ones.
 - size: limits on time, memory, processes, one file and the whole disk. What a program holds open without a name (a
   removed file, a ``memfd``, a socket) counts too.
@@ -24,11 +24,12 @@ import concurrent.futures
 import contextlib
 import errno
 import os
+import socket
 import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,6 +44,10 @@ from plaudit_wire.logs import get_logger
 logger = get_logger(__name__)
 Ending = Literal["exited", "timeout", "memory", "disk"]
 """``exited``: by itself. All others: it was stopped at a limit, by its own doing."""
+Serve = Callable[[socket.socket], contextlib.AbstractAsyncContextManager[None]]
+"""Answers those who connect to a listening socket, which it closes, while it is entered."""
+LOOPBACK_PORT: Final = 9339
+"""Where a command finds what serves it from outside, on the loopback device of its own machine."""
 WRITABLE: Final = ("app", "data", "home", "logs", "mnt", "opt", "root", "srv", "tmp", "var", "workspace")
 """Folders of the root that a machine may write to, and keeps."""
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -108,6 +113,7 @@ class Machine:
         mounts: Mapping[str, Path] = {},
         writable: Mapping[str, Path] = {},
         stdin: bytes = b"",
+        serve: Serve | None = None,
     ) -> CommandEnd:
         """Run a command to its end or to a limit.
 
@@ -118,12 +124,16 @@ class Machine:
             directory: Where it runs; ``/`` if that is no folder of the machine.
             mounts: Folders of the host at further places of the root, read only.
             writable: Folders made by ``own`` in place of the root's own.
+            serve: Answers the command at ``LOOPBACK_PORT`` of a loopback device that is this command's alone.
         """
         began_s = time.monotonic()
         for path in self._readable:
             self._make_place(path)
-        task = self._task(command, environment, directory, [*self._mounts(mounts, writable)])
-        async with started(task, stdin) as process:
+        port = 0 if serve is None else LOOPBACK_PORT
+        task = self._task(command, environment, directory, [*self._mounts(mounts, writable)], port)
+        async with started(task, stdin) as process, contextlib.AsyncExitStack() as serving:
+            if serve is not None:
+                await serving.enter_async_context(serve(await process.listening()))
             output = KeptOutput(self.limits.output_bytes)
             reading = asyncio.create_task(output.read(process))
             try:
@@ -136,7 +146,7 @@ class Machine:
         return CommandEnd(ending, code, output.text(), time.monotonic() - began_s)
 
     def _task(
-        self, command: Sequence[str], environment: Mapping[str, str], directory: str, mounts: list[Mount]
+        self, command: Sequence[str], environment: Mapping[str, str], directory: str, mounts: list[Mount], port: int
     ) -> MachineCommand:
         links, etc, folders = _top_level()
         return MachineCommand(
@@ -150,6 +160,7 @@ class Machine:
             files=etc,
             processes=self.limits.processes,
             file_bytes=self.limits.file_bytes,
+            port=port,
         )
 
     @property

@@ -18,6 +18,7 @@ import array
 import contextlib
 import ctypes
 import errno
+import fcntl
 import gc
 import json
 import os
@@ -53,6 +54,8 @@ _NOSUID, _NODEV, _NOEXEC = 2, 4, 8
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR, _READ_ONLY, _HERE = 442, 1, -100
 _END_WITH_PARENT, _DUMPABLE, _DROP_FROM_BOUNDING_SET = 1, 4, 24
+_SET_FLAGS, _UP = 0x8914, 1
+"""Of a network device, from ``linux/sockios.h`` and ``if.h``."""
 _OPEN_FILES = 4096
 _NOT_FOUND, _NOT_EXECUTED = 127, 126
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -82,6 +85,8 @@ class MachineCommand(NamedTuple):
     """What the root holds beside mounts."""
     processes: int
     file_bytes: int
+    port: int = 0
+    """Where a socket listens on the machine's loopback device, which ``BUILT`` brings; 0: the device is off."""
 
 
 def serve(connection: socket.socket) -> None:
@@ -160,11 +165,12 @@ def _build_and_run(task: MachineCommand, descriptors: Sequence[int], alive: int,
     if select.select([alive], [], [], 0)[0]:  # the keeper ended before the line above
         os._exit(1)
     _build(task)
+    listening = [_listening(task.port)] if task.port else []
     command = os.fork()
     if command == 0:
         _in_child(descriptors[3], partial(_execute, task, descriptors, is_root=is_root))
     forbid_inspection()
-    os.write(descriptors[3], BUILT)
+    socket.send_fds(socket.socket(fileno=descriptors[3]), [BUILT], [each.fileno() for each in listening])
     os.closerange(0, _OPEN_FILES)
     while True:
         pid, status = os.waitpid(-1, 0)
@@ -202,6 +208,13 @@ def _build(task: MachineCommand) -> None:
             _write(f"/proc/sys/kernel/{name}", value)
     with contextlib.suppress(OSError, ValueError):
         os.chdir(task.directory)
+
+
+def _listening(port: int) -> socket.socket:
+    """Turn the loopback device of these namespaces on, and listen there."""
+    with socket.socket() as device:
+        fcntl.ioctl(device, _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
+    return socket.create_server(("127.0.0.1", port))
 
 
 def _bind(mount: Mount) -> None:

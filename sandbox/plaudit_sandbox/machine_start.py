@@ -37,6 +37,7 @@ class StartedCommand:
         self._report = report
         self._exit_code: int | None = None
         self._is_built = False
+        self._listening: socket.socket | None = None
 
     async def read(self, most: int) -> bytes:
         """Return more of its standard output and error; nothing at their end."""
@@ -53,21 +54,32 @@ class StartedCommand:
         Raises ``DataError`` for a command too large to be executed, ``InfrastructureError`` if it cannot be started.
         """
         while self._exit_code is None:
-            message = await self._message()
-            kind, text = message[:1], message[1:].decode(errors="replace")
-            if kind == STARTED:
-                self.first_pid = int(text)
-            elif kind == BUILT:
-                self._is_built = True
-            elif kind == ENDED and self._is_built:
-                self._exit_code = int(text)
-            elif kind == TOO_LARGE:
-                raise start_error(OSError(errno.E2BIG, "too large"))
-            elif kind == FAILED:
-                raise InfrastructureError(f"the machine cannot be built: {text}")
-            else:
-                raise InfrastructureError("the machine's first process was ended from outside")
+            await self._take()
         return self._exit_code
+
+    async def listening(self) -> socket.socket:
+        """Return the socket of ``MachineCommand.port``, once. Raises as ``wait`` does."""
+        while self._listening is None:
+            await self._take()
+        listening, self._listening = self._listening, None
+        return listening
+
+    async def _take(self) -> None:
+        """Take in what its processes report next."""
+        message = await self._message()
+        kind, text = message[:1], message[1:].decode(errors="replace")
+        if kind == STARTED:
+            self.first_pid = int(text)
+        elif kind == BUILT:
+            self._is_built = True
+        elif kind == ENDED and self._is_built:
+            self._exit_code = int(text)
+        elif kind == TOO_LARGE:
+            raise start_error(OSError(errno.E2BIG, "too large"))
+        elif kind == FAILED:
+            raise InfrastructureError(f"the machine cannot be built: {text}")
+        else:
+            raise InfrastructureError("the machine's first process was ended from outside")
 
     def end(self) -> None:
         """End it, if it has not ended."""
@@ -80,11 +92,16 @@ class StartedCommand:
         with contextlib.suppress(OSError):
             while await self._message():
                 pass
+        if self._listening is not None:
+            self._listening.close()
 
     async def _message(self) -> bytes:
         while True:
             try:
-                return self._report.recv(_LARGEST_MESSAGE)
+                message, sockets, *_ = socket.recv_fds(self._report, _LARGEST_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
+                for each in sockets:
+                    self._listening = socket.socket(fileno=each)
+                return message
             except BlockingIOError:
                 await _readable(self._report.fileno())
 

@@ -27,6 +27,7 @@ ENVIRONMENTS = {
     "open-reward": ("3.11", "open-reward"),
     "agentlightning": ("3.12", "agentlightning"),
     "agents": ("3.11", "agents"),
+    "harbor": ("3.12", "harbor"),
 }
 """Python version and requirement files of each environment."""
 

@@ -224,13 +224,8 @@ def _agent(spec: Spec) -> Iterator[Problem]:
             "with class, url or environment is required for kind environment; exactly one of them",
             "Give path: … and class: …, or url: …, or environment: …",
         )
-    if agent.sandbox and (agent.kind != "environment" or not agent.class_name):
-        yield Problem(
-            "spec.rollout.agent.sandbox",
-            f"is for kind environment with class, and the kind is {agent.kind}",
-            "Remove it; tools with sandbox give machines as well: tools: [{sandbox: bash}]",
-            also=("spec.rollout.agent.kind",),
-        )
+    if agent.sandbox:
+        yield from _agent_in_machine(spec, agent)
     known = [server.name for server in spec.environments]
     if agent.environment and agent.environment not in known:
         yield Problem(
@@ -240,6 +235,35 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         )
     for index, tool in enumerate(agent.tools):
         yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
+
+
+def _agent_in_machine(spec: Spec, agent: AgentSpec) -> Iterator[Problem]:
+    """Yield what keeps an agent with ``sandbox`` from its machine."""
+    runs_inside = agent.kind == "endpoint"
+    if not (
+        bool(agent.command) and not agent.function if runs_inside else agent.kind == "environment" and agent.class_name
+    ):
+        yield Problem(
+            "spec.rollout.agent.sandbox",
+            f"is for kind environment with class and kind endpoint with command, and the kind is {agent.kind}",
+            "Remove it; tools with sandbox give machines as well: tools: [{sandbox: bash}]",
+            also=("spec.rollout.agent.kind", "spec.rollout.agent.command"),
+        )
+    if runs_inside and spec.sandboxes.provider == "pods":
+        yield Problem(
+            "spec.rollout.agent.sandbox",
+            "is true, and a program in a pod cannot reach the policy",
+            "Set sandboxes.provider: container or process, or give tools with sandbox instead",
+            also=("spec.sandboxes.provider",),
+        )
+    if runs_inside and (names := list(spec.reward.environment_weights)):
+        yield Problem(
+            "spec.rollout.agent.sandbox",
+            f"is true, and what a program prints in the policy's machine is no reward for scorer {names[0]!r} (kind "
+            "environment)",
+            "Score by kind verifier instead, or remove the scorer",
+            also=("spec.reward.scorers",),
+        )
 
 
 def _program(agent: AgentSpec) -> Iterator[Problem]:

@@ -401,7 +401,7 @@ class Spec(Section):
     environments: list[EnvironmentServerSpec] = Field(default=[], max_length=16)
     """Servers that agents and scorers use, such as sandboxes. Default none."""
     sandboxes: SandboxesSpec = SandboxesSpec()
-    """Machines of samples, for tools with ``sandbox`` and scorers of kind ``verifier``."""
+    """Machines of samples, for tools and agents with ``sandbox`` and scorers of kind ``verifier``."""
     transport: TransportSpec = TransportSpec()
     """The Redis between the processes."""
     storage: StorageSpec = StorageSpec()
@@ -424,8 +424,8 @@ class Spec(Section):
     def uses_sandboxes(self) -> bool:
         """Return True if samples have machines: for their tools, or for the tests of their tasks."""
         agent = self.rollout.agent
-        asks = agent.sandbox or any(tool.sandbox for tool in agent.tools)
-        return self.trains and agent.kind in ("tools", "environment") and asks
+        of_tools = agent.kind in ("tools", "environment") and any(tool.sandbox for tool in agent.tools)
+        return self.trains and (of_tools or (agent.kind in ("environment", "endpoint") and agent.sandbox))
 
     @property
     def has_broker(self) -> bool:

@@ -161,8 +161,10 @@ class AgentSpec(Section):
     columns of NeMo Gym's rows; ``env_name``, ``toolset_name`` and ``secrets`` of the Open Reward Standard (``secrets:
     {name: "${VARIABLE}"}``, from rollouts' and trainer's environment). Default: none."""
     sandbox: bool = False
-    """For ``environment`` with ``class``: each sample has a machine (``spec.sandboxes``), which the class gets as its
-    argument ``sandbox``. Default false."""
+    """Each sample has a machine (``spec.sandboxes``). For ``environment`` with ``class``, which gets it as its argument
+    ``sandbox``; for ``endpoint`` with ``command``, which runs in it, and reaches the policy alone unless the machine
+    has a network. ``path`` is copied into it, and the word ``{instruction}`` of the command is replaced by the prompt's
+    last message. Default false."""
     environment_timeout_seconds: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds after which a call of the environment (reset, step, a method, the reward) is given up and its process
     killed; the sample then ends without a score. Default 60."""

@@ -50,9 +50,37 @@ def test_a_class_of_an_environment_may_have_the_machine_alone() -> None:
     assert parse_job(changed(lambda spec: spec["rollout"].update(agent=agent))).spec.uses_sandboxes
 
 
+def in_machine(**changes: Any) -> Callable[[dict[str, Any]], object]:
+    """Return a change to a program that runs in the sample's machine."""
+    agent = {"kind": "endpoint", "command": ["my-agent", "{instruction}"], "sandbox": True, **changes}
+    return lambda spec: spec["rollout"].update(agent=agent)
+
+
+def test_a_program_of_an_endpoint_agent_may_run_in_the_machine() -> None:
+    assert parse_job(changed(in_machine())).spec.uses_sandboxes
+
+
 @pytest.mark.parametrize(
     ("change", "field", "text"),
     [
+        (
+            in_machine(command=[], path="agent.py"),
+            "spec.rollout.agent.sandbox",
+            "is for kind environment with class and kind endpoint with command",
+        ),
+        (
+            lambda spec: (in_machine()(spec), spec.update(sandboxes={"provider": "pods", "image": "debian:12"})),
+            "spec.rollout.agent.sandbox",
+            "is true, and a program in a pod cannot reach the policy",
+        ),
+        (
+            lambda spec: (
+                in_machine()(spec),
+                spec["reward"]["scorers"].append({"name": "own", "kind": "environment"}),
+            ),
+            "spec.rollout.agent.sandbox",
+            "what a program prints in the policy's machine is no reward for scorer 'own'",
+        ),
         (
             lambda spec: spec["data"]["train"].update(path="a.parquet"),
             "spec.data.train.tasks",
@@ -81,7 +109,7 @@ def test_a_class_of_an_environment_may_have_the_machine_alone() -> None:
         (
             lambda spec: spec["rollout"]["agent"].update(sandbox=True),
             "spec.rollout.agent.sandbox",
-            "is for kind environment with class, and the kind is tools",
+            "is for kind environment with class and kind endpoint with command, and the kind is tools",
         ),
         (
             lambda spec: spec["rollout"].update(agent={}),

@@ -85,6 +85,11 @@ def test_an_old_task_says_by_another_field_whether_it_has_a_network(tmp_path: Pa
     assert read_task(write_task(tmp_path, config)).config.environment.network == network
 
 
+def test_sizes_of_an_old_task_have_units(tmp_path: Path) -> None:
+    task = read_task(write_task(tmp_path / "t", "[environment]\nmemory = '1.5G'\nstorage = '512m'"))
+    assert (task.config.environment.memory_mb, task.config.environment.storage_mb) == (1536, 512)
+
+
 def test_the_digest_follows_the_files(tmp_path: Path) -> None:
     first = read_task(write_task(tmp_path / "a"))
     assert read_task(write_task(tmp_path / "b")).digest == first.digest
@@ -113,6 +118,9 @@ def test_tasks_of_a_folder_come_in_the_order_of_their_names(tmp_path: Path) -> N
             "[verifier]\nenvironment_mode = 'separate'",
             "verifier.environment_mode: Input should be 'shared' ('separate')",
         ),
+        ("[environment]\nallowed_hosts = ['a.org']", "allowed_hosts needs network_mode = 'allowlist'"),
+        ("[environment]\nmemory = '2G'\nmemory_mb = 512", "memory is '2G': write one size, as memory_mb"),
+        ("[environment]\nstorage = '2 apples'", "storage is '2 apples': write one size, as storage_mb"),
         ("schema_version = '2.0'", "schema_version '2.0' is unknown. Known are 1.0 to 1.4"),
         ("[environment", "task t: task.toml or instruction.md cannot be read"),
     ],

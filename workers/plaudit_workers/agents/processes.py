@@ -333,7 +333,7 @@ def sources_of(job: RLJob) -> list[Source]:
     if agent.kind == "custom":
         return [AgentClass(agent.path, agent.class_name)]
     if agent.kind == "endpoint":
-        return [Program(list(agent.command), agent.path, agent.function)]
+        return [] if agent.sandbox else [Program(list(agent.command), agent.path, agent.function)]
     tools = [_tool_source(tool) for tool in agent.tools if not tool.sandbox]
     if agent.kind == "environment":
         return [_environment_source(job), *tools]

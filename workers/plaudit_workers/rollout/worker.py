@@ -265,7 +265,7 @@ async def open_agent(
     try:
         await processes.open()
         if agent.kind == "endpoint":
-            async with _endpoint(job, processes) as opened:
+            async with _endpoint(job, processes, machines, counts) as opened:
                 yield opened
             return
         if agent.kind == "custom" or processes.environment == "loop":
@@ -305,9 +305,12 @@ async def _conversations(
 
 
 @asynccontextmanager
-async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agent]:
+async def _endpoint(
+    job: RLJob, processes: AgentProcesses, machines: RunMachines | None, counts: MachineCounts | None
+) -> AsyncIterator[Agent]:
     prepare_environment(job.spec.model.source)  # before anything imports torch
-    from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer
+    from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer, MachineProgram
+    from plaudit_workers.rollout.agents.machine_tools import MachineTools
     from plaudit_workers.rollout.agents.session import ChatFormats
     from plaudit_workers.tokenizer import load_tokenizer
 
@@ -315,9 +318,12 @@ async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agen
     chat_formats = ChatFormats(load_tokenizer(model), model.chat_template_arguments, spec.tool_parser)
     if remark := chat_formats.of([]).suffix.remarks(job.spec.rollout.sampling.stops):
         logger.warning(remark)
+    machine_tools = await MachineTools.of_job(job, machines, counts)
     async with EndpointServer() as server:
         limits = spec.max_turns, spec.timeout_seconds
-        yield EndpointAgent(processes, server, chat_formats, *limits, ground_truth=spec.ground_truth)
+        inside = MachineProgram(machine_tools, spec.command, spec.path) if machine_tools is not None else None
+        answers = spec.ground_truth
+        yield EndpointAgent(processes, server, chat_formats, *limits, ground_truth=answers, inside=inside)
 
 
 class EnginePart(Protocol):

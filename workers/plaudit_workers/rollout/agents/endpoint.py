@@ -1,7 +1,8 @@
 """``agent.kind: endpoint``: run a program on a prompt, and answer its requests from the policy.
 
-The program runs in the sample's own process. It gets nothing but its prompt, the URL and a key; whatever it does
-between its requests is its own affair. The server speaks OpenAI's Chat Completions and Models API on loopback.
+The program runs in the sample's own process, or in its machine. It gets nothing but its prompt, the URL and a key;
+whatever it does between its requests is its own affair. The server speaks OpenAI's Chat Completions and Models API on
+loopback: on the rollout's, and on that of each machine, which has no other way out.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,15 +29,25 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.server import ServerState
 
 from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_sandbox.confinement import abi
+from plaudit_sandbox.machine import LOOPBACK_PORT
+from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import AgentReward
-from plaudit_workers.agents.messages import FromSample, ProgramEnded, RunAgentProgram, Trajectory, prompt_messages
+from plaudit_workers.agents.messages import (
+    FromSample,
+    ProgramEnded,
+    RunAgentProgram,
+    Trajectory,
+    prompt_messages,
+)
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess, sample_seed
 from plaudit_workers.rollout.agents.agent import AgentError, Generate
+from plaudit_workers.rollout.agents.machine_tools import MachineTools, SampleMachine
 from plaudit_workers.rollout.agents.session import (
     ChatFormats,
     Completion,
@@ -51,13 +65,30 @@ _KEEP_ALIVE_S = 75
 _END_WITHIN_S = 2
 _MOST_BYTES = 4 << 20
 _LOOPBACK = "127.0.0.1,localhost"
+_MOST_CONNECTIONS = 64
+"""Of one machine: a policy could otherwise use up the rollout's descriptors."""
+_INSTRUCTION = "{instruction}"
+"""The word of a machine's command that stands for the prompt's last message."""
+_SHOWN_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class MachineProgram:
+    """A program that runs in the sample's machine."""
+
+    machines: MachineTools
+    command: Sequence[str]
+    path: str = ""
+    """A file of this host for its last word; empty: none."""
 
 
 class EndpointAgent:
-    """Run a program, which ``processes`` have loaded, for each sample: ``max_turns`` requests within ``limit_s``.
+    """Run a program for each sample: ``max_turns`` requests within ``limit_s``.
 
     Args:
+        processes: have loaded the program, unless it runs in machines.
         ground_truth: the program reads the answer of its prompt, and so may what the policy writes.
+        inside: the program of machines; None: it runs in the sample's process.
     """
 
     def __init__(
@@ -69,8 +100,10 @@ class EndpointAgent:
         limit_s: float,
         *,
         ground_truth: bool = False,
+        inside: MachineProgram | None = None,
     ) -> None:
         self._ground_truth = ground_truth
+        self._inside = inside
         self._processes = processes
         self._server = server
         self._chat_formats = chat_formats
@@ -80,9 +113,22 @@ class EndpointAgent:
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
         """Run the program on one prompt; raise ``AgentError`` if it ends without a finished turn."""
+        if self._inside is None:
+            return await self._captured(prompt, generate, self._in_process)
+        async with self._inside.machines.of(prompt) as machine:
+            trajectory = await self._captured(prompt, generate, partial(self._in_machine, machine, self._inside))
+            trajectory.machine, trajectory.sandbox = machine.name, machine.record
+            return trajectory
+
+    async def _captured(
+        self,
+        prompt: Prompt,
+        generate: Generate,
+        program: Callable[[Prompt, EndpointSession, str], Awaitable[ProgramEnded]],
+    ) -> Trajectory:
         session = EndpointSession(prompt, generate, self._chat_formats, self._max_turns)
         with self._server.serving(session) as key:
-            ended = await self._program(prompt, session, key)
+            ended = await program(prompt, session, key)
         self._report(session.replaced)
         trajectory = session.trajectory()
         if trajectory is None:
@@ -92,18 +138,18 @@ class EndpointAgent:
             trajectory.failure = ended.failure
         return trajectory
 
-    async def _program(self, prompt: Prompt, session: EndpointSession, key: str) -> ProgramEnded:
+    async def _in_process(self, prompt: Prompt, session: EndpointSession, key: str) -> ProgramEnded:
         folder = await asyncio.to_thread(_make_folder)
         process: SampleProcess | None = None
         try:
             async with asyncio.timeout(self._limit_s):
                 process = await self._processes.fork()
                 document = _document(prompt, ground_truth=self._ground_truth)
-                order = RunAgentProgram(document, {**self._environment(key), "TMPDIR": folder}, folder, _hidden())
+                environment = {**_environment(self._server.url, key), "TMPDIR": folder}
+                order = RunAgentProgram(document, environment, folder, _hidden())
                 return await _end(process, order, session)
         except TimeoutError:
-            reason = f"the program took longer than {self._limit_s:g} s"
-            return ProgramEnded(failure=AgentReward("timeout", reason=reason))
+            return self._late()
         except LimitIgnoredError:
             return ProgramEnded()
         except ProcessDiedError as error:
@@ -113,22 +159,68 @@ class EndpointAgent:
                 process.close()
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def _environment(self, key: str) -> dict[str, str]:
-        direct = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _LOOPBACK)))
-        return {
-            "OPENAI_BASE_URL": self._server.url,
-            "OPENAI_API_BASE": self._server.url,
-            "OPENAI_API_KEY": key,
-            "OPENAI_MODEL": MODEL,
-            "NO_PROXY": direct,
-            "no_proxy": direct,
-        }
+    async def _in_machine(
+        self, machine: SampleMachine, program: MachineProgram, prompt: Prompt, session: EndpointSession, key: str
+    ) -> ProgramEnded:
+        """Run the program in the sample's machine.
+
+        What it prints is no reward, and a bad end no failure: the policy works beside it, and could bring both about.
+        """
+        document = _document(prompt, ground_truth=self._ground_truth)
+        given = document["messages"][-1]["content"]
+        running = asyncio.ensure_future(
+            machine.run_program(
+                [given if word == _INSTRUCTION else word for word in program.command],
+                program.path,
+                json.dumps(document).encode(),
+                _environment(f"http://127.0.0.1:{LOOPBACK_PORT}/v1", key),
+                self._limit_s,
+                self._server.listening,
+            )
+        )
+        try:
+            first: list[asyncio.Future[Any]] = [running, session.failed]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if session.failed.done():
+                session.failed.result()
+            ended = running.result()
+        except LimitIgnoredError:
+            return ProgramEnded()
+        except InfrastructureError as error:
+            return ProgramEnded(failure=AgentReward("infra_error", reason=str(error)))
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        if ended.ending == "timeout":
+            return self._late()
+        how = f"ended with exit code {ended.exit_code}" if ended.ending == "exited" else f"has no more {ended.ending}"
+        if ended.exit_code:
+            logger.info("a program in a machine failed", group=prompt.group, end=how)
+        if session.num_turns == 0:  # the policy had no part in it
+            raise AgentError(f"the program {how} without a turn of the policy: {ended.output[-_SHOWN_CHARACTERS:]}")
+        return ProgramEnded()
+
+    def _late(self) -> ProgramEnded:
+        reason = f"the program took longer than {self._limit_s:g} s"
+        return ProgramEnded(failure=AgentReward("timeout", reason=reason))
 
     def _report(self, replaced: set[str]) -> None:
         """Log each replaced parameter once."""
         for name in sorted(replaced - self._reported):
             logger.warning("the program's request has a parameter that the job's own value replaces", parameter=name)
         self._reported |= replaced
+
+
+def _environment(url: str, key: str) -> dict[str, str]:
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _LOOPBACK)))
+    return {
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_BASE": url,
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": MODEL,
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+    }
 
 
 async def _end(process: SampleProcess, order: RunAgentProgram, session: EndpointSession) -> ProgramEnded:
@@ -253,6 +345,27 @@ class EndpointServer:
             del self._sessions[key]
             session.close()
 
+    @asynccontextmanager
+    async def listening(self, place: socket.socket) -> AsyncIterator[None]:
+        """Serve those who connect to a further socket, as of a machine's loopback device; close it at the end."""
+        config, state = self._server.config, ServerState()
+        if not config.loaded:
+            config.load()
+
+        def protocol() -> asyncio.Protocol:
+            if len(state.connections) >= _MOST_CONNECTIONS:
+                return _Refusal()
+            return config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[call-arg]
+
+        # Connections accepted at once are counted a moment later, so the backlog bounds them as well.
+        server = await asyncio.get_running_loop().create_server(protocol, sock=place, backlog=_MOST_CONNECTIONS)
+        try:
+            yield
+        finally:
+            server.close()
+            for connection in list(state.connections):
+                connection.shutdown()
+
     async def _complete(self, request: Request) -> Response:
         session = self._session(request)
         if session is None:
@@ -296,6 +409,14 @@ class EndpointServer:
     def _session(self, request: Request) -> EndpointSession | None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         return self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
+
+
+class _Refusal(asyncio.Protocol):
+    """Close a connection at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it."""
+        transport.close()
 
 
 async def _body(request: Request) -> bytes:

@@ -1,7 +1,7 @@
-"""Run the policy's calls of ``bash`` and of the files' tools in the sample's own machine.
+"""Run the policy's calls of ``bash`` and of the files' tools, or an agent's program, in the sample's own machine.
 
-What the policy brings about itself (a command that does not end, a full
-disk) is a text that it reads, and never the end of the sample: it would get rid of a bad score that way.
+What the policy brings about itself by a call (a command that does not end, a full disk) is a text that it reads, and
+never the end of the sample: it would get rid of a bad score that way.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.tasks import Task, expand
 from plaudit_reward.machines import RunMachines, task_of, task_problem
-from plaudit_reward.providers import TaskMachine
+from plaudit_reward.providers import ContainerProvider, TaskMachine
 from plaudit_reward.served_machines import ServedProvider
-from plaudit_sandbox.machine import CommandEnd
+from plaudit_sandbox.container import ContainerMachine
+from plaudit_sandbox.container_engine import find_engine, require_loopback
+from plaudit_sandbox.machine import CommandEnd, Machine, Serve
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import SandboxRecord
@@ -92,6 +95,8 @@ class MachineTools:
             return None
         try:
             await asyncio.to_thread(machines.provider.require)
+            if job.spec.rollout.agent.kind == "endpoint" and isinstance(machines.provider, ContainerProvider):
+                require_loopback(find_engine())
         except ConfigurationError as error:
             raise RefusedError(f"spec.sandboxes: {error}") from error
         agent, places = job.spec.rollout.agent, job.spec.sandboxes.max_concurrent
@@ -193,6 +198,48 @@ class SampleMachine:
         except InfrastructureError as error:
             outcome, text = "killed", str(error)
         return MachineCallEnd(outcome, text, time.monotonic() - began_s, wait_s)
+
+    async def run_program(
+        self,
+        command: Sequence[str],
+        path: str,
+        given: bytes,
+        environment: Mapping[str, str],
+        limit_s: float,
+        serve: Serve,
+    ) -> CommandEnd:
+        """Run an agent's program to its end or to a limit, which begins after the wait for a place.
+
+        Raises ``AgentError`` for a program that cannot be run, ``InfrastructureError`` where the machine fails.
+
+        Args:
+            path: A file of this host that is copied into the machine, and is then the command's last word; empty: none.
+            given: Its standard input.
+            serve: Answers it at the machine's own loopback device.
+        """
+        assert self._made is not None
+        machine = self._made.machine
+        assert isinstance(machine, Machine | ContainerMachine)
+        try:
+            async with self._place():
+                if path:
+                    place = f"/tmp/{Path(path).name}"  # noqa: S108 (of the machine)
+                    content = await asyncio.to_thread(Path(path).read_bytes)
+                    copied = await self._run(["sh", "-c", _WRITE, "sh", place], _COPY_S, content)
+                    if copied.exit_code:
+                        raise DataError(f"{path} cannot be copied into the machine: {copied.output}")
+                    command = [*command, place]
+                variables = {**self._environment, **environment}
+                return await machine.run(
+                    command,
+                    timeout_s=limit_s,
+                    environment=variables,
+                    directory=self._directory,
+                    stdin=given,
+                    serve=serve,
+                )
+        except (DataError, OSError) as error:
+            raise AgentError(str(error)) from error
 
     async def use(self, asked: UseMachine) -> MachineReply:
         """Do what the class of an environment asks for; never raises."""

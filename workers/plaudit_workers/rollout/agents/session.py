@@ -117,6 +117,11 @@ class EndpointSession:
         reason = "tool_calls" if message.get("tool_calls") else finished.finish_reason
         return Completion(number, message, reason, len(prompt_ids), len(finished.response_ids))
 
+    @property
+    def num_turns(self) -> int:
+        """Return the number of finished turns."""
+        return len(self._turns)
+
     def close(self) -> None:
         """End all requests that are being answered."""
         for generation in self._generations:
