@@ -22,7 +22,7 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_job.tasks import Task, TaskError, expand, read_task
 from plaudit_reward.providers import Provider, TaskMachine
 from plaudit_reward.served_machines import ServedMachine, ServedProvider, run_provider
-from plaudit_sandbox.verification import Verdict, verify
+from plaudit_sandbox.verification import Verdict
 from plaudit_wire.errors import DataError, InfrastructureError
 
 SANDBOXES: Final = "sandboxes"
@@ -84,10 +84,7 @@ class RunMachines:
         """Run a task's tests in a machine that ``find`` returned. Raises as ``verification.verify`` does."""
         if isinstance(found.machine, ServedMachine):
             return await found.machine.verify(task, timeout_s=timeout_s, environment=environment)
-        tests = task.folder / "tests"
-        return await verify(
-            found.machine, tests, timeout_s=timeout_s, environment=environment, directory=found.directory
-        )
+        return await found.verify(task, timeout_s=timeout_s, environment=environment)
 
     async def close(self) -> None:
         """Close the connections to a broker."""

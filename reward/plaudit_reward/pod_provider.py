@@ -88,6 +88,8 @@ class PodProvider:
         environment = task.config.environment
         named = environment.workdir if "workdir" in environment.model_fields_set else WORKDIR
         problem = workdir_problem(named)
+        if (tests := task.tests_environment) is not None:
+            problem = problem or workdir_problem(tests.workdir)
         return f"task {task.name}: {problem}" if problem else ""
 
     def make(self, folder: Path, task: Task | None) -> TaskMachine:
@@ -147,7 +149,8 @@ class PodProvider:
         needs = self._needs(task)
         settings = self._settings(needs, written["image"], written["workdir"])
         machine = PodMachine(self.cluster, written["name"], settings, needs.limits)
-        return TaskMachine(machine, written["workdir"], cpus=settings.cpus)
+        separate = self.choice.separate(task, written["workdir"], _PROCESSES)
+        return TaskMachine(machine, written["workdir"], cpus=settings.cpus, separate=separate)
 
     def remove(self, *places: Path) -> None:
         """Remove the pods, those of their tests, and the folders.
@@ -216,8 +219,8 @@ class PodProvider:
         environment = task.config.environment if task else None
         return _Needs(
             image=self.choice.image_of(task),
-            network="public" if self.choice.opens_network(task) else "none",
+            network=self.choice.network_of(environment),
             cpus=environment.cpus if environment else 1.0,
-            limits=self.choice.limits(task, _PROCESSES),
+            limits=self.choice.limits(environment, _PROCESSES),
             workdir=environment.workdir if environment and "workdir" in environment.model_fields_set else "",
         )

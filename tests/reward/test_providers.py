@@ -121,9 +121,9 @@ def test_a_killed_rollout_s_container_goes_with_its_folder(machines: RunMachines
 
 def test_a_task_gets_no_more_than_the_job_gives(tmp_path: Path) -> None:
     task = read_task(write_sum_task(tmp_path / "task", config="[environment]\nmemory_mb = 512\nstorage_mb = 100000"))
-    limits = MachineChoice(memory_bytes=1 << 30, disk_bytes=1 << 30).limits(task, 7)
+    limits = MachineChoice(memory_bytes=1 << 30, disk_bytes=1 << 30).limits(task.config.environment, 7)
     assert (limits.memory_bytes, limits.disk_bytes, limits.processes) == (512 << 20, 1 << 30, 7)
-    assert MachineChoice().limits(task, 7).disk_bytes == 100_000 << 20
+    assert MachineChoice().limits(task.config.environment, 7).disk_bytes == 100_000 << 20
 
 
 @pytest.mark.parametrize(

@@ -64,3 +64,26 @@ TAKEN_OVER = (
     "time.sleep(1000)' > /tmp/traced 2>&1 & sleep 1; cat /tmp/traced"
 )
 """Trace the first process of the machine, so that it cannot end."""
+
+SEPARATE_TEST = """
+answer=$(cat /app/out/answer 2>/dev/null)
+left=$(ls -A /app /root /tmp /var/planted /logs/verifier 2>/dev/null | grep -cE 'planted|reward')
+if [ "$answer" = 42 ] && [ "$left" = 0 ]; then reward=1; else reward=0; fi
+echo $reward > /logs/verifier/reward.txt
+"""
+"""Of separate tests with the artifact ``/app/out``: give 1 for the answer 42 where nothing else of the agent's is."""
+ARTIFACT_ATTACKS = [
+    "mkdir -p /app/out; echo 42 > /app/secret; ln -s /app/secret /app/out/answer",
+    "mkdir -p /app/out; echo 42 > /app/secret; ln -s ../secret /app/out/answer",
+    "mkdir -p /app/out/a/b /app/x; echo 42 > /app/x/answer; ln -s ../.. /app/out/a/b/up; "
+    "ln -s a/b/up/../x/answer /app/out/answer",
+    "mkdir -p /app/real; echo 42 > /app/real/answer; ln -s /app/real /app/out",
+    "mkdir -p /app/out; ln -s /tests/test.sh /app/out/answer; ln -s /proc/self/environ /app/out/environ",
+    "mkdir -p /app/out; head -c 30000000 /dev/zero > /app/out/large; echo 42 > /app/out/answer",
+    "mkdir -p /app/out; truncate -s 1T /app/out/large 2>/dev/null || truncate -s 12M /app/out/large{1,2,3}",
+    "mkdir -p /logs/artifacts; ln -s /app /logs/artifacts/app; mkfifo /app/out",
+    "echo planted > /logs/artifacts; rmdir /logs/artifacts && echo x > /logs/artifacts; mkdir -p /app/out; "
+    "mkfifo /app/out/answer",
+    "ln -s loop /app/loop; ln -s /app/out /app/out",
+]
+"""What an agent may leave as artifacts; the disk has 24 MiB."""
