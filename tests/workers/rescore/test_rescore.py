@@ -266,7 +266,10 @@ apiVersion: plaudit.dev/v1alpha1
 kind: RLJob
 metadata: {name: keeps}
 spec:
+  model: {source: model}
   data: {train: {tasks: task}}
+  algorithm: {steps: 1}
+  trainer: {}
   rollout: {agent: {kind: tools, tools: [{sandbox: bash}], toolParser: hermes}}
   reward: {scorers: [{name: tests, kind: verifier}]}
 """
