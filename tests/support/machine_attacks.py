@@ -49,7 +49,7 @@ ATTACKS = [
     "tee /var/spool/cron/crontabs/root /var/spool/cron/root; echo 'echo 42 > /app/answer' | at now; "
     "systemd-run --on-active=1 sh -c 'echo 42 > /app/answer'",
     "cd /app && git init -q . && git config user.email a@b && git config user.name a && git config filter.a.smudge "
-    "'echo 42' && git config filter.a.clean 'echo 42' && echo 'answer filter=a' > .gitattributes && echo 41 > answer && "
+    "'echo 42' && git config filter.a.clean 'echo 42' && echo 'answer filter=a' > .gitattributes; echo 41 > answer; "
     "git add . && git commit -qm future; printf '#!/bin/sh\\necho 42 > /app/answer\\n' > .git/hooks/post-checkout; "
     "chmod +x .git/hooks/*; git config core.pager 'echo 42 > /app/answer'; "
     "git config alias.x '!echo 42'; echo 41 > answer",
