@@ -229,7 +229,7 @@ class ContainerMachine:
         mounts: Mapping[str, Path],
         stdin: bytes,
     ) -> CommandEnd:
-        await asyncio.to_thread(self._start)
+        written_bytes = await asyncio.to_thread(self._start)
         if mounts:
             await asyncio.to_thread(self._put, mounts)
         with write_variables(environment) as variables, tempfile.TemporaryFile() as given:
@@ -237,11 +237,14 @@ class ContainerMachine:
             given.seek(0)
             options = [*["--interactive"] * bool(stdin), "--env-file", variables.name]
             call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
-            return await _executed(self._engine, call, self.name, given.fileno(), timeout_s, self.limits)
+            return await _executed(self._engine, call, self.name, given.fileno(), timeout_s, self.limits, written_bytes)
 
-    def _start(self) -> None:
-        if not _is_running(self._engine, self.name):
+    def _start(self) -> Callable[[int], int]:
+        """Start the container if it does not run; return what counts the space of its files."""
+        is_running, drivers = inspected(self._engine, self.name, [".State.Running", "json .GraphDriver"])
+        if is_running != "true":
             self._engine.call("start", self.name)
+        return _counter(self._engine, self.name, drivers)
 
     def _put(self, folders: Mapping[str, Path], empty: Sequence[str] = ()) -> None:
         with tempfile.TemporaryFile() as archive:
@@ -278,8 +281,16 @@ class ContainerCopy:
         """Copy the agent's container, run the tests in the copy, and read what they left in ``/logs/verifier``."""
         used_bytes = await asyncio.to_thread(self._create, command, environment, directory)
         call = [self._engine.program, "start", "--attach", self._name]
+        written_bytes = await asyncio.to_thread(_written, self._engine, self._name)
         executed = await _executed(
-            self._engine, call, self._name, subprocess.DEVNULL, timeout_s, self._limits, used_bytes=used_bytes
+            self._engine,
+            call,
+            self._name,
+            subprocess.DEVNULL,
+            timeout_s,
+            self._limits,
+            written_bytes,
+            used_bytes=used_bytes,
         )
         await asyncio.to_thread(_end, self._engine, self._name)
         if executed.ending == "exited":
@@ -427,6 +438,7 @@ async def _executed(
     stdin: int,
     timeout_s: float,
     limits: MachineLimits,
+    written_bytes: Callable[[int], int],
     *,
     used_bytes: int = 0,
 ) -> CommandEnd:
@@ -448,7 +460,7 @@ async def _executed(
     reading = asyncio.create_task(output.read(process.stdout))
     try:
         room_bytes = limits.disk_bytes - used_bytes
-        ending = await _watch(engine, container, process, began_s + timeout_s, room_bytes)
+        ending = await _watch(process, began_s + timeout_s, written_bytes, room_bytes)
         if ending != "exited":
             await asyncio.to_thread(_end, engine, container)
         code = await process.wait()
@@ -463,10 +475,9 @@ async def _executed(
 
 
 async def _watch(
-    engine: ContainerEngine, container: str, process: asyncio.subprocess.Process, until_s: float, room_bytes: int
+    process: asyncio.subprocess.Process, until_s: float, written_bytes: Callable[[int], int], room_bytes: int
 ) -> Ending:
     """Wait for the end of the command; return the limit that it reached first."""
-    written_bytes = await asyncio.to_thread(_counter, engine, container)
     waiting = asyncio.create_task(process.wait())
     try:
         while True:
@@ -483,15 +494,19 @@ async def _watch(
 
 
 def _written_bytes(engine: ContainerEngine, container: str, most: int) -> int:
-    return _counter(engine, container)(most)
+    return _written(engine, container)(most)
 
 
-def _counter(engine: ContainerEngine, container: str) -> Callable[[int], int]:
+def _written(engine: ContainerEngine, container: str) -> Callable[[int], int]:
+    (drivers,) = inspected(engine, container, ["json .GraphDriver"])
+    return _counter(engine, container, drivers)
+
+
+def _counter(engine: ContainerEngine, container: str, drivers: str) -> Callable[[int], int]:
     """Return what counts the space of what was written to a container; above the number that it gets it may stop.
 
     Root counts faster itself: an engine counts the image as well, before it tells the difference.
     """
-    (drivers,) = inspected(engine, container, ["json .GraphDriver"])
     upper = ((json.loads(drivers) or {}).get("Data") or {}).get("UpperDir")
     if upper and os.geteuid() == 0 and Path(upper).is_dir():
         return partial(space_of, Path(upper))
