@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plaudit_job.tasks import Task
-from plaudit_reward.providers import WORKDIR, MachineChoice, TaskMachine
+from plaudit_reward.providers import WORKDIR, MachineChoice, TaskMachine, outside_problem
 from plaudit_sandbox import machine as folders
 from plaudit_sandbox.machine import MachineLimits
 from plaudit_sandbox.pod_cluster import PodCluster
@@ -90,7 +90,9 @@ class PodProvider:
         problem = workdir_problem(named)
         if (tests := task.tests_environment) is not None:
             problem = problem or workdir_problem(tests.workdir)
-        return f"task {task.name}: {problem}" if problem else ""
+        if problem or "workdir" not in environment.model_fields_set:  # the image's own may be anywhere
+            return f"task {task.name}: {problem}" if problem else ""
+        return outside_problem(task, named)
 
     def make(self, folder: Path, task: Task | None) -> TaskMachine:
         """Start a pod, and copy the task's files into it."""

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, Protocol
 
 from plaudit_job.spec.rljob import SandboxesSpec
@@ -197,10 +197,7 @@ class ProcessProvider:
                 f"needs into environment/, which is copied to {task.config.environment.workdir}, or use the provider "
                 "container"
             )
-        if outside := next((path for path in task.artifacts if Path(path).parts[1] not in WRITABLE), ""):
-            places = ", ".join(WRITABLE)
-            return f"task {task.name}: the artifact {outside} is in no folder that a machine can write to ({places})"
-        return _problem(task)
+        return outside_problem(task) or _problem(task)
 
     def make(self, folder: Path, task: Task | None) -> TaskMachine:
         """Make the folder's parts, and copy the task's files."""
@@ -328,6 +325,17 @@ class ContainerProvider:
         )
         limits = self._choice.limits(environment, _CONTAINER_PROCESSES)
         return ContainerMachine(ContainerEngine(written["engine"]), written["name"], settings, limits)
+
+
+def outside_problem(task: Task, workdir: str = WORKDIR) -> str:
+    """Return which artifact of separate tests no agent can write, in a machine of read-only programs; empty if none."""
+    places = [*(f"/{name}" for name in WRITABLE), workdir]
+    for path in task.artifacts if task.tests_environment else ():
+        if not any(PurePosixPath(path).is_relative_to(place) for place in places):
+            return f"task {task.name}: the artifact {path} is in none of the folders that an agent can write to: " + (
+                ", ".join(dict.fromkeys(places))
+            )
+    return ""
 
 
 def _problem(task: Task) -> str:

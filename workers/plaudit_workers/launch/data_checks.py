@@ -105,9 +105,11 @@ def _check_sections(job: RLJob, report: DataReport, renderer: PromptRenderer | N
 def _shared_tests(name: str, path: str) -> Iterator[Problem]:
     """Yield a note on tasks that name what their tests need, and still test in the agent's machine."""
     if name.endswith(".tasks"):
-        tasks = [each.name for each in read_tasks(Path(path)) if each.config.artifacts and not each.tests_environment]
-        if tasks:
-            message = f"{path}: {len(tasks):,} tasks name artifacts and are tested in the agent's machine ({tasks[0]})"
+        tasks = list(read_tasks(Path(path)))
+        names = [each.name for each in tasks if each.config.artifacts and not each.tests_environment]
+        if names:
+            part = f"{len(names):,} of {len(tasks):,} tasks name artifacts"
+            message = f"{path}: {part}, but their tests run in the agent's machine ({names[0]})"
             remedy = "With verifier.environment_mode = 'separate' in task.toml their tests see the artifacts alone"
             yield Problem(name, message, remedy)
 
