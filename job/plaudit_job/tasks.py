@@ -123,13 +123,13 @@ def _of_artifact(path: str) -> str:
     if not path.startswith("/") or ".." in found.parts or "\0" in path:
         raise ValueError("is no absolute path without '..'")
     is_kept = str(found) in _KEPT_FOLDERS or any(found.is_relative_to(above) for above in _KEPT_TREES)
-    if is_kept or (len(found.parts) == 2 and found.parts[1].startswith("lib")):
+    if is_kept:
         raise ValueError("would replace tests, programs or what belongs to the machine: name what the agent makes")
     return str(found)
 
 
 _KEPT_FOLDERS = (
-    *("/", "/bin", "/boot", "/etc", "/logs", "/sbin"),
+    *("/", "/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/logs", "/sbin"),
     *("/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin", "/usr/sbin"),
 )
 _KEPT_TREES = ("/dev", "/logs/verifier", "/plaudit", "/proc", "/run", "/solution", "/sys", "/tests")

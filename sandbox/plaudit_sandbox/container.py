@@ -43,8 +43,8 @@ _ENGINE_S_WORDS = "OCI runtime"
 _AT_A_LIMIT = 124
 _TMPFS_MIB = 64
 _LOGS: Final = ("/logs", "/logs/verifier", "/logs/agent", "/logs/artifacts")
-_MISSING = ("no such file", "could not find", "could not be found")
-"""In docker's and podman's messages that there is nothing at a path."""
+_MISSING = ("no such file", "could not find", "could not be found", "not a directory", "too many l")
+"""In docker's and podman's messages that there is nothing at a path, or that links lead nowhere."""
 _WAIT = ("sh", "-c", 'sleep "$1" & wait', "sh")
 """The first process: it reaps others, and ends the container when its time is over."""
 _IN_FOLDER = ("sh", "-c", 'cd "$1" 2>/dev/null || cd /; shift; exec "$@"', "sh")
@@ -164,6 +164,7 @@ class ContainerMachine:
         self, tests: Path, separate: SeparateTests | None = None
     ) -> AsyncIterator[ContainerCopy | SeparateContainer]:
         """End every process of the agent, and yield a container for tests. The agent's stays, stopped."""
+        made: ContainerCopy | SeparateContainer
         made = self._copy(tests) if separate is None else SeparateContainer(self, self._engine, tests, separate)
         await asyncio.to_thread(made.remove)  # what a killed process left
         await asyncio.to_thread(_end, self._engine, self.name)
@@ -185,12 +186,11 @@ class ContainerMachine:
         for archive in artifacts.values():
             self._engine.call("cp", "-", f"{self.name}:/", stdin=archive)
 
-    def archive(self, path: str, most_bytes: int) -> tuple[IO[bytes], int] | None:
-        """Return an artifact of the stopped container as an archive, and the bytes it takes; None for one that is gone.
+    def archive(self, path: str, to: IO[bytes], most_bytes: int) -> int | None:
+        """Write an artifact of the stopped container as an archive; return the bytes it takes, None if it is gone.
 
         Raises ``FilesTooLargeError``, and ``InfrastructureError``.
         """
-        copied = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
         reading = [self._engine.program, "cp", f"{self.name}:{path}", "-"]
         with (
             tempfile.TemporaryFile() as errors,
@@ -198,19 +198,17 @@ class ContainerMachine:
         ):
             source = cast(io.BufferedReader, process.stdout)
             try:
-                if not source.peek(1):
-                    process.wait()
-                    errors.seek(0)
-                    why = errors.read().decode(errors="replace").strip()
-                    if not any(words in why.lower() for words in _MISSING):
-                        raise InfrastructureError(f"{path} cannot be copied: {why[-300:]}")
-                    return None
-                below = str(PurePosixPath(path).parent)[1:]
-                taken = copy_files(source, copied, [path[1:]], most_bytes, below=below, are_artifacts=True)
+                if source.peek(1):
+                    below = str(PurePosixPath(path).parent)[1:]
+                    return copy_files(source, to, [path[1:]], most_bytes, below=below, are_artifacts=True)
+                process.wait()
             finally:
                 process.kill()
-        copied.seek(0)
-        return copied, taken
+            errors.seek(0)
+            why = errors.read().decode(errors="replace").strip()
+        if any(words in why.lower() for words in _MISSING):
+            return None
+        raise InfrastructureError(f"{path} cannot be copied: {why[-300:]}")
 
     def remove(self) -> None:
         """Remove the container with all that it holds, and what a killed process left of its tests."""
@@ -364,16 +362,19 @@ class SeparateContainer:
         self._machine.create()
         if self._separate.given is not None:
             self._machine.upload(self._separate.given, self._separate.directory)
-        room_bytes, found = self._separate.limits.disk_bytes, {}
+        room_bytes = self._separate.limits.disk_bytes
+        found: dict[str, IO[bytes]] = {}
         with contextlib.ExitStack() as opened:
             for path in self._separate.artifacts:
+                archive = opened.enter_context(tempfile.TemporaryFile())
                 try:
-                    artifact = self._agent.archive(path, room_bytes)
+                    taken = self._agent.archive(path, archive, room_bytes)
                 except FilesTooLargeError as error:
                     self._is_full = str(error)
                     return
-                if artifact is not None:
-                    found[path], taken = opened.enter_context(artifact[0]), artifact[1]
+                if taken is not None:
+                    archive.seek(0)
+                    found[path] = archive
                     room_bytes -= taken
             self._machine.put(self._tests)
             self._machine.replace(found)
