@@ -112,8 +112,10 @@ ARTIFACT_ATTACKS = [
     "ln -s a/b/up/../x/answer /app/out/answer",
     "mkdir -p /app/real; echo 42 > /app/real/answer; ln -s /app/real /app/out",
     "mkdir -p /app/out; ln -s /tests/test.sh /app/out/answer; ln -s /proc/self/environ /app/out/environ",
-    "mkdir -p /app/out; head -c 30000000 /dev/zero > /app/out/large; echo 42 > /app/out/answer",
-    "mkdir -p /app/out; truncate -s 1T /app/out/large 2>/dev/null || truncate -s 12M /app/out/large{1,2,3}",
+    "mkdir -p /app/out; echo 42 > /app/out/answer; "
+    "for i in 1 2; do head -c 14000000 /dev/zero > /app/out/large$i; done",
+    "mkdir -p /app/out; truncate -s 1T /app/out/large 2>/dev/null || truncate -s 12M /app/out/large{1,2,3}; "
+    "echo 42 > /app/out/answer",
     "mkdir -p /logs/artifacts; ln -s /app /logs/artifacts/app; mkfifo /app/out",
     "echo planted > /logs/artifacts; rmdir /logs/artifacts && echo x > /logs/artifacts; mkdir -p /app/out; "
     "mkfifo /app/out/answer",
