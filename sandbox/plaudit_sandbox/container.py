@@ -43,6 +43,7 @@ _ENGINE_S_WORDS = "OCI runtime"
 _AT_A_LIMIT = 124
 _TMPFS_MIB = 64
 _LOGS: Final = ("/logs", "/logs/verifier", "/logs/agent", "/logs/artifacts")
+_TAR_BLOCK_BYTES = 512
 _MISSING = ("no such file", "could not find", "could not be found", "not a directory", "too many l")
 """In docker's and podman's messages that there is nothing at a path, or that links lead nowhere."""
 _WAIT = ("sh", "-c", 'sleep "$1" & wait', "sh")
@@ -200,7 +201,10 @@ class ContainerMachine:
             try:
                 if source.peek(1):
                     below = str(PurePosixPath(path).parent)[1:]
-                    return copy_files(source, to, [path[1:]], most_bytes, below=below, are_artifacts=True)
+                    taken = copy_files(source, to, [path[1:]], most_bytes, below=below, are_artifacts=True)
+                    to.flush()
+                    is_empty = not any(os.pread(to.fileno(), _TAR_BLOCK_BYTES, 0))
+                    return None if is_empty else taken  # engines refuse an archive of nothing
                 process.wait()
             finally:
                 process.kill()
