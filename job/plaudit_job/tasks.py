@@ -13,8 +13,8 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -32,6 +32,8 @@ from plaudit_wire.plain import plain, shown
 TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"
 TESTS_FILE = "tests/test.sh"
+PUBLISHED: Final = "/logs/artifacts"
+"""Where an agent leaves artifacts that no task has to name."""
 _TAG_DIGITS = 24
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([GMK])", re.ASCII | re.IGNORECASE)
 _MEBIBYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
@@ -134,7 +136,53 @@ class VerifierSection(_Strict):
     timeout_sec: float = Field(default=600.0, gt=0)
     env: _Text = {}
     user: str | int | None = None
-    environment_mode: Literal["shared"] = "shared"
+    environment_mode: Literal["shared", "separate"] | None = None
+    """None: separate exactly where ``environment`` is given."""
+    environment: EnvironmentSection | None = None
+    """The machine of separate tests; None: one as the agent's."""
+
+    @property
+    def is_separate(self) -> bool:
+        """Tell whether the tests run in a machine of their own, with the artifacts alone."""
+        return self.environment is not None or self.environment_mode == "separate"
+
+    @model_validator(mode="after")
+    def _one_mode(self) -> VerifierSection:
+        if self.environment is not None and self.environment_mode == "shared":
+            raise ValueError("environment_mode is shared, so there must be no verifier.environment")
+        return self
+
+
+def _of_artifact(path: str) -> str:
+    """Return the normal form of an artifact's path; refuse what the tests' machine has to keep for itself."""
+    found = PurePosixPath("/", path.lstrip("/"))
+    if not path.startswith("/") or ".." in found.parts or "\0" in path:
+        raise ValueError("is no absolute path without '..'")
+    is_kept = str(found) in _KEPT_FOLDERS or any(found.is_relative_to(above) for above in _KEPT_TREES)
+    if is_kept:
+        raise ValueError("would replace tests, programs or what belongs to the machine: name what the agent makes")
+    return str(found)
+
+
+_KEPT_FOLDERS = (
+    *("/", "/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/logs", "/sbin"),
+    *("/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/local/sbin", "/usr/sbin"),
+)
+_KEPT_TREES = ("/dev", "/logs/verifier", "/plaudit", "/proc", "/run", "/solution", "/sys", "/tests")
+
+
+class Artifact(_Strict):
+    """A file or folder that the agent leaves for separate tests."""
+
+    source: Annotated[str, AfterValidator(_of_artifact)]
+    destination: str = ""
+    """Where Harbor keeps it on the host; it has no effect here."""
+    service: Literal["main"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_path(cls, given: Any) -> Any:
+        return {"source": given} if isinstance(given, str) else given
 
 
 class TaskConfig(_Strict):
@@ -150,7 +198,7 @@ class TaskConfig(_Strict):
     agent: AgentSection = AgentSection()
     verifier: VerifierSection = VerifierSection()
     solution: dict[str, Any] = {}
-    artifacts: list[Any] = []
+    artifacts: list[Artifact] = []
 
 
 @dataclass(frozen=True)
@@ -184,7 +232,33 @@ class Task:
         """Return the image that it names or, for one to build, a tag that changes with ``environment/``; else empty."""
         if self.config.environment.docker_image or not self.has_dockerfile:
             return self.config.environment.docker_image
-        return f"{registry}/plaudit-task:{_digest(self.folder / 'environment')[:_TAG_DIGITS]}"
+        return self._built(registry, "environment")
+
+    @property
+    def tests_environment(self) -> EnvironmentSection | None:
+        """Return what the machine of separate tests is like; None for tests in the agent's machine."""
+        verifier = self.config.verifier
+        return (verifier.environment or self.config.environment) if verifier.is_separate else None
+
+    def tests_image(self, registry: str = "localhost") -> str:
+        """Return the image that separate tests have for themselves, as ``image`` does; empty: the agent's."""
+        named = self.config.verifier.environment.docker_image if self.config.verifier.environment else ""
+        if named or self.tests_environment is None or not (self.folder / "tests" / "Dockerfile").exists():
+            return named
+        return self._built(registry, "tests")
+
+    def images_to_build(self, registry: str) -> dict[str, Path]:
+        """Return the folder of each image that is to be built before the task can run."""
+        built = {self.image(registry): "environment", self.tests_image(registry): "tests"}
+        return {image: self.folder / part for image, part in built.items() if image == self._built(registry, part)}
+
+    @property
+    def artifacts(self) -> tuple[str, ...]:
+        """Return the absolute paths of what separate tests get of the agent's machine."""
+        return tuple(dict.fromkeys([PUBLISHED, *(artifact.source for artifact in self.config.artifacts)]))
+
+    def _built(self, registry: str, part: str) -> str:
+        return f"{registry}/plaudit-task:{_digest(self.folder / part)[:_TAG_DIGITS]}"
 
     def row(self) -> dict[str, Any]:
         """Return the task as a data row in verl's columns."""
@@ -248,7 +322,9 @@ _UNSUPPORTED = {
     ("steps",): "tasks of several steps are not supported: split it into one task a step",
     ("environment", "tpu"): "TPUs are not supported: remove it",
     ("environment", "mcp_servers"): "MCP servers of a task are not supported: give them to the job as tools",
-    ("verifier", "environment"): "a machine of its own for the tests is not supported: use environment_mode = 'shared'",
+    ("verifier", "collect"): "commands before artifacts are collected are not supported: let the agent write the files",
+    ("verifier", "environment", "mcp_servers"): "MCP servers of tests are not supported: remove them",
+    ("verifier", "environment", "tpu"): "TPUs are not supported: remove it",
 }
 
 

@@ -22,13 +22,16 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_job.tasks import Task, TaskError, expand, read_task
 from plaudit_reward.providers import Provider, TaskMachine
 from plaudit_reward.served_machines import ServedMachine, ServedProvider, run_provider
-from plaudit_sandbox.verification import Verdict, verify
+from plaudit_sandbox.verification import Verdict
 from plaudit_wire.errors import DataError, InfrastructureError
+from plaudit_wire.records import Sample
 
 SANDBOXES: Final = "sandboxes"
 """The folder of the machines in use, below the run's."""
 KEPT: Final = "kept-sandboxes"
 """The folder of the machines that ``sandboxes.keep`` keeps."""
+VERDICTS: Final = "verdict-*.json"
+"""The verdicts in a machine's folder, one for each scorer."""
 _NAME = re.compile(r"([\w.-]+)/(\d+)-[0-9a-f]+", re.ASCII)
 
 
@@ -84,10 +87,7 @@ class RunMachines:
         """Run a task's tests in a machine that ``find`` returned. Raises as ``verification.verify`` does."""
         if isinstance(found.machine, ServedMachine):
             return await found.machine.verify(task, timeout_s=timeout_s, environment=environment)
-        tests = task.folder / "tests"
-        return await verify(
-            found.machine, tests, timeout_s=timeout_s, environment=environment, directory=found.directory
-        )
+        return await found.verify(task, timeout_s=timeout_s, environment=environment)
 
     async def close(self) -> None:
         """Close the connections to a broker."""
@@ -104,6 +104,16 @@ class RunMachines:
             raise InfrastructureError(f"the machine {name} cannot be made: {error.strerror or error}") from error
         return name, folder
 
+    def task_of(self, sample: Sample) -> Task | None:
+        """Return a sample's task as the run read it. Raises as the function ``task_of`` does."""
+        return task_of(sample.extra_info)
+
+    def name_of(self, sample: Sample) -> str:
+        """Return the name of a sample's machine. Raises ``DataError`` for a sample without."""
+        if not sample.machine:
+            raise DataError("the sample has no machine: its agent had no tool with sandbox")
+        return sample.machine
+
     def find(self, name: str, group: str, index: int, task: Task | None) -> TaskMachine:
         """Return the machine that a sample's agent left behind.
 
@@ -112,6 +122,27 @@ class RunMachines:
         if sample_of(name) != (group, index):
             raise DataError(f"the sample names the machine {name!r}, which is not its own")
         return self.provider.find(self.folder / name, task)
+
+
+@dataclass(frozen=True)
+class KeptMachines(RunMachines):
+    """The machines that ``sandboxes.keep`` kept of a run, whose tests run again as the tasks are now.
+
+    ``folder`` is ``kept-sandboxes`` of the run.
+    """
+
+    def task_of(self, sample: Sample) -> Task | None:
+        """Return a sample's task as it is now. Raises ``DataError`` if it cannot be read."""
+        folder = sample.extra_info.get("task")
+        return _read_again(folder) if isinstance(folder, str) else None
+
+    def name_of(self, sample: Sample) -> str:
+        """Return the name of a sample's machine: of several, one that was tested. Raises ``DataError`` without one."""
+        found = sorted(self.folder.glob(f"{sample.group}/{sample.index}-*"))
+        if not found:
+            raise DataError("the sample's machine was not kept: set sandboxes.keep in the job of the run")
+        tested = [machine for machine in found if any(machine.glob(VERDICTS))]
+        return f"{sample.group}/{(tested or found)[-1].name}"
 
 
 def sample_of(name: str) -> tuple[str, int] | None:
@@ -128,13 +159,17 @@ def task_of(extra_info: dict[str, Any]) -> Task | None:
     folder, digest = extra_info.get("task"), extra_info.get("digest")
     if not isinstance(folder, str) or not isinstance(digest, str):
         return None
-    try:
-        task = _task(folder)
-    except TaskError as error:
-        raise DataError(str(error)) from error
+    task = _read_again(folder)
     if task.digest != digest:
         raise DataError(f"task {task.name} has changed since the run read it: start the run again")
     return task
+
+
+def _read_again(folder: str) -> Task:
+    try:
+        return _task(folder)
+    except TaskError as error:
+        raise DataError(str(error)) from error
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plaudit_job.tasks import Task
-from plaudit_reward.providers import WORKDIR, MachineChoice, TaskMachine
+from plaudit_reward.providers import WORKDIR, MachineChoice, TaskMachine, outside_problem
 from plaudit_sandbox import machine as folders
 from plaudit_sandbox.machine import MachineLimits
 from plaudit_sandbox.pod_cluster import PodCluster
@@ -88,7 +88,11 @@ class PodProvider:
         environment = task.config.environment
         named = environment.workdir if "workdir" in environment.model_fields_set else WORKDIR
         problem = workdir_problem(named)
-        return f"task {task.name}: {problem}" if problem else ""
+        if (tests := task.tests_environment) is not None:
+            problem = problem or workdir_problem(tests.workdir)
+        if problem or "workdir" not in environment.model_fields_set:  # the image's own may be anywhere
+            return f"task {task.name}: {problem}" if problem else ""
+        return outside_problem(task, named)
 
     def make(self, folder: Path, task: Task | None) -> TaskMachine:
         """Start a pod, and copy the task's files into it."""
@@ -147,7 +151,8 @@ class PodProvider:
         needs = self._needs(task)
         settings = self._settings(needs, written["image"], written["workdir"])
         machine = PodMachine(self.cluster, written["name"], settings, needs.limits)
-        return TaskMachine(machine, written["workdir"], cpus=settings.cpus)
+        separate = self.choice.separate(task, written["workdir"], _PROCESSES)
+        return TaskMachine(machine, written["workdir"], cpus=settings.cpus, separate=separate)
 
     def remove(self, *places: Path) -> None:
         """Remove the pods, those of their tests, and the folders.
@@ -216,8 +221,8 @@ class PodProvider:
         environment = task.config.environment if task else None
         return _Needs(
             image=self.choice.image_of(task),
-            network="public" if self.choice.opens_network(task) else "none",
+            network=self.choice.network_of(environment),
             cpus=environment.cpus if environment else 1.0,
-            limits=self.choice.limits(task, _PROCESSES),
+            limits=self.choice.limits(environment, _PROCESSES),
             workdir=environment.workdir if environment and "workdir" in environment.model_fields_set else "",
         )

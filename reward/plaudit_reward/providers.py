@@ -12,16 +12,16 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, Protocol
 
 from plaudit_job.spec.rljob import SandboxesSpec
-from plaudit_job.tasks import Task
+from plaudit_job.tasks import EnvironmentSection, Task
 from plaudit_sandbox import machine as folders
 from plaudit_sandbox.container import ContainerMachine, ContainerSettings, new_name
 from plaudit_sandbox.container_engine import ContainerEngine, find_engine
-from plaudit_sandbox.machine import Machine, MachineLimits
-from plaudit_sandbox.verification import AgentMachine
+from plaudit_sandbox.machine import WRITABLE, Machine, MachineLimits, SeparateTests
+from plaudit_sandbox.verification import AgentMachine, Verdict, verify
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
 
 WORKDIR: Final = "/app"
@@ -43,6 +43,19 @@ class TaskMachine:
     """The part of the seconds that it took in which a broker had no place for it."""
     cpus: float = 0.0
     """CPUs that it holds while it exists; 0: only its commands hold one."""
+    separate: SeparateTests | None = None
+    """The machine of its tests; None: a copy of this one."""
+
+    async def verify(self, task: Task, *, timeout_s: float, environment: Mapping[str, str]) -> Verdict:
+        """Run the task's tests as the task wants it. Raises as ``verification.verify`` does."""
+        return await verify(
+            self.machine,
+            task.folder / "tests",
+            timeout_s=timeout_s,
+            environment=environment,
+            directory=self.directory,
+            separate=self.separate,
+        )
 
 
 @dataclass(frozen=True)
@@ -66,30 +79,53 @@ class MachineChoice:
         """Return the image of a task's machine; empty if nobody names one."""
         return (task.image(self.registry) if task else "") or self.image
 
-    def opens_network(self, task: Task | None) -> bool:
-        """Return True for a task that asks for the network and may have it."""
-        return task is not None and self.network == task.config.environment.network == "public"
+    def network_of(self, environment: EnvironmentSection | None) -> Literal["none", "public"]:
+        """Return the network of a machine: public where it is asked for and may be had."""
+        return "public" if environment and self.network == environment.network == "public" else "none"
+
+    def separate(self, task: Task | None, directory: str, processes: int) -> SeparateTests | None:
+        """Return the machine of a task's tests; None for tests in the agent's.
+
+        Args:
+            directory: Where the agent works. Tests with a machine like the agent's begin there as well.
+            processes: As in ``limits``.
+        """
+        if task is None or (environment := task.tests_environment) is None:
+            return None
+        of_tests = task.tests_image(self.registry)
+        given = task.folder / "environment"
+        return SeparateTests(
+            artifacts=task.artifacts,
+            limits=self.limits(environment, processes),
+            directory=environment.workdir if "workdir" in environment.model_fields_set else directory,
+            given=given if not of_tests and not task.image() and given.is_dir() else None,
+            image=of_tests or self.image_of(task),
+            cpus=environment.cpus,
+            network=self.network_of(environment),
+        )
 
     def problem(self, task: Task, machines: str) -> str:
         """Return why no machine with an image can run a task, empty if one can; ``machines`` is what they are."""
-        environment = task.config.environment
         if not self.image_of(task):
             return (
                 f"task {task.name} names no docker_image and has no environment/Dockerfile: name one with --image, or "
                 "sandboxes.image"
             )
-        if self.network != "none" and environment.network == "allowlist":
-            hosts = ", ".join(environment.allowed_hosts)
-            return f"task {task.name} opens the network to {hosts} alone, which {machines} cannot do: use network none"
+        for environment in filter(None, (task.config.environment, task.tests_environment)):
+            if self.network != "none" and environment.network == "allowlist":
+                hosts = ", ".join(environment.allowed_hosts)
+                return (
+                    f"task {task.name} opens the network to {hosts} alone, which {machines} cannot do: use network none"
+                )
         return _problem(task)
 
-    def limits(self, task: Task | None, processes: int) -> MachineLimits:
-        """Return the smaller ones of these limits and the task's."""
+    def limits(self, environment: EnvironmentSection | None, processes: int) -> MachineLimits:
+        """Return the smaller ones of these limits and those of a task's machine."""
         memory = [] if self.memory_bytes is None else [self.memory_bytes]
         disk = [] if self.disk_bytes is None else [self.disk_bytes]
-        if task is not None:
-            memory.append(task.config.environment.memory_mb << 20)
-            disk.append(task.config.environment.storage_mb << 20)
+        if environment is not None:
+            memory.append(environment.memory_mb << 20)
+            disk.append(environment.storage_mb << 20)
         return MachineLimits(
             memory_bytes=min(memory, default=MachineLimits.memory_bytes),
             disk_bytes=min(disk, default=MachineLimits.disk_bytes),
@@ -150,13 +186,18 @@ class ProcessProvider:
 
     def problem(self, task: Task) -> str:
         """Refuse a task that needs an image, or a workdir that no machine has."""
+        if image := task.tests_image():
+            return (
+                f"task {task.name}: its tests have the image {image}, and the provider process runs tasks without an "
+                "image: use the provider container"
+            )
         if needed := task.needed_image:
             return (
                 f"task {task.name} needs {needed}, and the provider process runs tasks without an image: put what it "
                 f"needs into environment/, which is copied to {task.config.environment.workdir}, or use the provider "
                 "container"
             )
-        return _problem(task)
+        return outside_problem(task) or _problem(task)
 
     def make(self, folder: Path, task: Task | None) -> TaskMachine:
         """Make the folder's parts, and copy the task's files."""
@@ -194,8 +235,10 @@ class ProcessProvider:
         """Do nothing: a machine is its folder."""
 
     def _of(self, folder: Path, task: Task | None) -> TaskMachine:
-        limits = self._choice.limits(task, MachineLimits.processes)
-        return TaskMachine(Machine(folder, limits), task.config.environment.workdir if task else WORKDIR)
+        environment, processes = task.config.environment if task else None, MachineLimits.processes
+        directory = environment.workdir if environment else WORKDIR
+        separate = self._choice.separate(task, directory, processes)
+        return TaskMachine(Machine(folder, self._choice.limits(environment, processes)), directory, separate=separate)
 
 
 class ContainerProvider:
@@ -214,9 +257,8 @@ class ContainerProvider:
         """Refuse a task without an image, whose image was not built, or with a network that we cannot give."""
         if problem := self._choice.problem(task, "containers"):
             return problem
-        image = self._choice.image_of(task)
-        if task.has_dockerfile and image != task.config.environment.docker_image:
-            with suppress(ConfigurationError):  # a machine without an engine may check jobs as well
+        with suppress(ConfigurationError):  # a machine without an engine may check jobs as well
+            for image in task.images_to_build(self._choice.registry):
                 if not find_engine().has_image(image):
                     return f"task {task.name} needs the image {image}: build it with plaudit images-of {task.folder}"
         return ""
@@ -243,12 +285,11 @@ class ContainerProvider:
         except BaseException:
             machine.remove()
             raise
-        return TaskMachine(machine, workdir, cpus=machine.settings.cpus)
+        return self._of(machine, task)
 
     def find(self, folder: Path, task: Task | None) -> TaskMachine:
         """Read which container it is."""
-        machine = self._machine(folder, task)
-        return TaskMachine(machine, machine.settings.workdir, cpus=machine.settings.cpus)
+        return self._of(self._machine(folder, task), task)
 
     def remove(self, *places: Path) -> None:
         """Remove the containers, the copies of their tests, and the folders."""
@@ -262,26 +303,45 @@ class ContainerProvider:
         if self.run:
             find_engine().remove_of(self.run)
 
+    def _of(self, machine: ContainerMachine, task: Task | None) -> TaskMachine:
+        settings = machine.settings
+        separate = self._choice.separate(task, settings.workdir, _CONTAINER_PROCESSES)
+        return TaskMachine(machine, settings.workdir, cpus=settings.cpus, separate=separate)
+
     def _machine(self, folder: Path, task: Task | None) -> ContainerMachine:
         try:
             written = json.loads((folder / _CONTAINER).read_text())
         except (OSError, ValueError) as error:
             raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
+        environment = task.config.environment if task else None
         settings = ContainerSettings(
             image=written["image"],
-            network="public" if self._choice.opens_network(task) else "none",
-            cpus=task.config.environment.cpus if task else 1.0,
+            network=self._choice.network_of(environment),
+            cpus=environment.cpus if environment else 1.0,
             workdir=written["workdir"],
             labels={"run": self.run} if self.run else {},
             holder=folder,
+            has_separate_tests=task is not None and task.tests_environment is not None,
         )
-        limits = self._choice.limits(task, _CONTAINER_PROCESSES)
+        limits = self._choice.limits(environment, _CONTAINER_PROCESSES)
         return ContainerMachine(ContainerEngine(written["engine"]), written["name"], settings, limits)
+
+
+def outside_problem(task: Task, workdir: str = WORKDIR) -> str:
+    """Return which artifact of separate tests no agent can write, in a machine of read-only programs; empty if none."""
+    places = [*(f"/{name}" for name in WRITABLE), workdir]
+    for path in task.artifacts if task.tests_environment else ():
+        if not any(PurePosixPath(path).is_relative_to(place) for place in places):
+            return f"task {task.name}: the artifact {path} is in none of the folders that an agent can write to: " + (
+                ", ".join(dict.fromkeys(places))
+            )
+    return ""
 
 
 def _problem(task: Task) -> str:
     """Return what no provider can give."""
-    gpus = task.config.environment.gpus
+    tests = task.tests_environment
+    gpus = max(task.config.environment.gpus, tests.gpus if tests else 0)
     return f"task {task.name} needs {gpus} GPUs, which no provider gives" if gpus else ""
 
 

@@ -31,7 +31,7 @@ from plaudit_job.tasks import Task
 from plaudit_reward.http import MAX_RESPONSE_BYTES, HttpClient, NoResponseError, error_message
 from plaudit_reward.providers import Provider, TaskMachine, provider_of
 from plaudit_sandbox import machine as folders
-from plaudit_sandbox.machine import CommandEnd, MachineLimits
+from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests
 from plaudit_sandbox.verification import Verdict, VerifierMachine
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, RefusedError
@@ -257,7 +257,9 @@ class ServedMachine:
         """Return 0: the broker counts."""
         return 0
 
-    def for_tests(self, tests: Path) -> AbstractAsyncContextManager[VerifierMachine]:
+    def for_tests(
+        self, tests: Path, separate: SeparateTests | None = None
+    ) -> AbstractAsyncContextManager[VerifierMachine]:
         """Refuse: tests run by ``verify``."""
         raise InfrastructureError("the broker runs the tests of its machines")
 

@@ -12,12 +12,11 @@ import math
 import os
 import secrets
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from plaudit_job.tasks import Task, TaskError, expand
-from plaudit_reward.machines import RunMachines, task_of
+from plaudit_reward.machines import VERDICTS, KeptMachines, RunMachines
 from plaudit_reward.providers import TaskMachine
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_sandbox.verification import Verdict
@@ -25,8 +24,6 @@ from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Outcome, Sample
 
-VERDICTS: Final = "verdict-*.json"
-"""The verdicts in a machine's folder, one for each scorer."""
 _MOST_OUTPUT_CHARACTERS = 2000
 _decoder = msgspec.json.Decoder(Score)
 
@@ -55,14 +52,14 @@ class VerifierScorer:
         Raises ``DataError`` for a sample without a task or a machine, ``InfrastructureError`` if its machine is gone
         or cannot run.
         """
-        task = await asyncio.to_thread(task_of, sample.extra_info)
+        task = await asyncio.to_thread(self._machines.task_of, sample)
         if task is None:
             raise DataError("the row is no task: its extra_info has no task and digest. Give data.train.tasks")
-        if not sample.machine:
-            raise DataError("the sample has no machine: its agent had no tool with sandbox")
-        machine = await asyncio.to_thread(self._machines.find, sample.machine, sample.group, sample.index, task)
-        verdict_path = self._machines.folder / sample.machine / VERDICTS.replace("*", self.name)
-        if (known := await asyncio.to_thread(_read, verdict_path)) is not None:
+        name = await asyncio.to_thread(self._machines.name_of, sample)
+        machine = await asyncio.to_thread(self._machines.find, name, sample.group, sample.index, task)
+        verdict_path = self._machines.folder / name / VERDICTS.replace("*", self.name)
+        is_new = not isinstance(self._machines, KeptMachines)
+        if is_new and (known := await asyncio.to_thread(_read, verdict_path)) is not None:
             return known
         self._num_in_work += 1
         try:
@@ -74,7 +71,8 @@ class VerifierScorer:
                 self._places.release()
         finally:
             self._num_in_work -= 1
-        await asyncio.to_thread(_write, verdict_path, score)
+        if is_new:
+            await asyncio.to_thread(_write, verdict_path, score)
         return score
 
     async def _verdict(self, task: Task, machine: TaskMachine, attempt: Attempt) -> Verdict:

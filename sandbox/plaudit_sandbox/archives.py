@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
 
-from plaudit_sandbox.machine import LARGEST_REWARD_BYTES
 from plaudit_wire.errors import DataError, InfrastructureError
 
+LARGEST_REWARD_BYTES: Final = 1 << 20
 _LARGEST_LOGS_BYTES: Final = 64 << 20
 """What is read of ``/logs/verifier`` in search of the reward."""
 _PAGE_BYTES: Final = 4096
@@ -59,21 +59,37 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None
     member.uid = member.gid = 0
     member.uname = member.gname = ""
+    _let_everybody_read(member)
+    return member
+
+
+def _let_everybody_read(member: tarfile.TarInfo) -> None:
     member.mode |= stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
     if member.isdir() or member.mode & stat.S_IXUSR:
         member.mode |= stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
-    return member
 
 
 class FilesTooLargeError(Exception):
     """The files of a machine are more than a copy may hold."""
 
 
-def copy_files(source: IO[bytes], to: IO[bytes], folders: Iterable[str], most_bytes: int) -> None:
+def copy_files(
+    source: IO[bytes],
+    to: IO[bytes],
+    folders: Iterable[str],
+    most_bytes: int,
+    *,
+    below: str = "",
+    are_artifacts: bool = False,
+) -> int:
     """Copy what an archive holds below some folders to another archive: files, folders and links, nothing else.
 
-    Raises ``FilesTooLargeError`` above ``most_bytes`` (each entry counts a page at least) and for a path that no
-    program can open, ``InfrastructureError`` for what is no archive.
+    Returns the bytes that this takes; each entry counts a page at least. Raises ``FilesTooLargeError`` above
+    ``most_bytes`` and for a path that no program can open, ``InfrastructureError`` for what is no archive.
+
+    Args:
+        below: Where the folder lies that the archive is of.
+        are_artifacts: Copy no symbolic link that leads out of its folder, and let everybody read the files.
     """
     wanted = [PurePosixPath(folder) for folder in folders]
     room = _Room(source, most_bytes)
@@ -89,15 +105,40 @@ def copy_files(source: IO[bytes], to: IO[bytes], folders: Iterable[str], most_by
                 room.take(max(member.size, _PAGE_BYTES) if member.isreg() else _PAGE_BYTES)
                 if len(member.name) > _LONGEST_PATH:
                     raise FilesTooLargeError(f"a path of the machine has more than {_LONGEST_PATH} characters")
-                if _is_copied(member, wanted):
+                member.name = str(PurePosixPath(below, member.name))
+                if member.islnk():
+                    member.linkname = str(PurePosixPath(below, member.linkname))
+                if _is_copied(member, wanted, are_artifacts):
                     written.addfile(member, read.extractfile(member) if member.isreg() else None)
                 cast(Any, read).members = []  # each keeps all entries that it has seen
                 cast(Any, written).members = []
     except (tarfile.TarError, EOFError) as error:
         raise InfrastructureError(f"the files of a machine cannot be read: {error}") from error
+    return room.taken
 
 
-def _is_copied(member: tarfile.TarInfo, folders: Iterable[PurePosixPath]) -> bool:
+def unpack(source: IO[bytes], folder: Path) -> None:
+    """Write the files of an archive of ``copy_files`` below a folder of this host; raise ``InfrastructureError``."""
+    try:
+        with tarfile.open(fileobj=source, mode="r|", errors="surrogateescape") as archive:
+            archive.extractall(folder, filter="data")
+    except (tarfile.TarError, OSError) as error:
+        raise InfrastructureError(f"the files of a machine cannot be copied: {error}") from error
+
+
+def _stays(link: tarfile.TarInfo, folders: Iterable[PurePosixPath]) -> bool:
+    """Tell whether a symbolic link leads to something of its own folder.
+
+    Steps up may only come first: there they leave real folders. So each link that is met on the way down stays as well.
+    """
+    path, target = PurePosixPath(link.name), PurePosixPath(link.linkname)
+    num_up = next((number for number, part in enumerate(target.parts) if part != ".."), len(target.parts))
+    above = path.parents[num_up] if num_up < len(path.parents) else PurePosixPath()
+    is_relative = not target.is_absolute() and ".." not in target.parts[num_up:]
+    return is_relative and any(path.is_relative_to(each) and above.is_relative_to(each) for each in folders)
+
+
+def _is_copied(member: tarfile.TarInfo, folders: Iterable[PurePosixPath], are_artifacts: bool) -> bool:
     """Tell whether an entry is copied, and make it one of an ordinary user's."""
     path, target = PurePosixPath(member.name), PurePosixPath(member.linkname)
     if ".." in path.parts or not any(path.is_relative_to(folder) for folder in folders):
@@ -106,7 +147,11 @@ def _is_copied(member: tarfile.TarInfo, folders: Iterable[PurePosixPath]) -> boo
         return False
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         return False
+    if are_artifacts and member.issym() and not _stays(member, folders):
+        return False
     member.mode &= 0o1777
+    if are_artifacts:
+        _let_everybody_read(member)
     if member.isdir():
         member.mode |= stat.S_IRWXU  # so that what it holds can be written
     member.uid = member.gid = 0
@@ -122,6 +167,11 @@ class _Room(io.RawIOBase):
         self._most = most_bytes
         self._left = most_bytes
         self._stream_left = 2 * most_bytes + _LARGEST_LOGS_BYTES
+
+    @property
+    def taken(self) -> int:
+        """Return what all entries take."""
+        return self._most - self._left
 
     def take(self, size: int) -> None:
         """Count what an entry takes."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -20,12 +21,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal
+from typing import IO, Final, Literal, cast
 
-from plaudit_sandbox.archives import RewardArchive, write_archive
+from plaudit_sandbox.archives import FilesTooLargeError, RewardArchive, copy_files, write_archive
 from plaudit_sandbox.container_engine import (
     ContainerEngine,
     client_folder,
@@ -41,6 +42,7 @@ from plaudit_sandbox.machine import (
     Ending,
     KeptOutput,
     MachineLimits,
+    SeparateTests,
     Serve,
     space_of,
 )
@@ -55,7 +57,12 @@ _KILLS = 5
 _NOT_STARTED = (126, 255)
 _ENGINE_S_WORDS = "OCI runtime"
 """In docker's and podman's message that a container takes no further process."""
+_AT_A_LIMIT = 124
 _TMPFS_MIB = 64
+_LOGS: Final = ("/logs", "/logs/verifier", "/logs/agent", "/logs/artifacts")
+_TAR_BLOCK_BYTES = 512
+_MISSING = ("no such file", "could not find", "could not be found", "not a directory", "too many l")
+"""In docker's and podman's messages that there is nothing at a path, or that links lead nowhere."""
 _WAIT = ("sh", "-c", 'sleep "$1" & wait', "sh")
 """The first process: it reaps others, and ends the container when its time is over."""
 _IN_FOLDER = ("sh", "-c", 'cd "$1" 2>/dev/null || cd /; shift; exec "$@"', "sh")
@@ -96,6 +103,9 @@ class ContainerSettings:
     holder: Path | None = None
     """The folder that it belongs to; where the folder is gone, ``remove_orphans`` removes it. None: it belongs to this
     process."""
+    has_separate_tests: bool = False
+    """Its tests run in a container of their own: ``/tests`` and ``/logs`` need no protection, and what the agent leaves
+    in ``/logs/artifacts`` stays."""
 
 
 class ContainerMachine:
@@ -119,13 +129,16 @@ class ContainerMachine:
         """Make the container; pull its image if it is not here. Raises ``InfrastructureError``."""
         engine, settings = self._engine, self.settings
         engine.ensure_image(settings.image)
+        mounts = ("--tmpfs", "/tests:ro,size=4k", "--tmpfs", f"/logs:rw,mode=1777,size={_TMPFS_MIB}m")
         engine.call(
             *("create", "--name", self.name, *_options(settings, self.limits)),
-            *("--tmpfs", "/tests:ro,size=4k", "--tmpfs", f"/logs:rw,mode=1777,size={_TMPFS_MIB}m"),
+            *mounts * (not settings.has_separate_tests),
             *("--entrypoint", json.dumps(_WAIT[:1]) if engine.program == "podman" else _WAIT[0]),
             *(settings.image, *_WAIT[1:], str(int(settings.lifetime_s))),
         )
         try:
+            if settings.has_separate_tests:
+                self._put({}, _LOGS)
             if settings.workdir != engine.image_workdir(settings.image):
                 engine.call("start", self.name)
                 engine.call("exec", "--user", "0", self.name, "mkdir", "-p", "-m", "1777", settings.workdir)
@@ -167,16 +180,58 @@ class ContainerMachine:
         return _written_bytes(self._engine, self.name, self.limits.disk_bytes)
 
     @contextlib.asynccontextmanager
-    async def for_tests(self, tests: Path) -> AsyncIterator[ContainerCopy]:
-        """End every process of the agent, and yield a copy for tests. The agent's container stays, stopped."""
-        copied = self._copy(tests)
-        await asyncio.to_thread(copied.remove)  # what a killed process left
+    async def for_tests(
+        self, tests: Path, separate: SeparateTests | None = None
+    ) -> AsyncIterator[ContainerCopy | SeparateContainer]:
+        """End every process of the agent, and yield a container for tests. The agent's stays, stopped."""
+        made: ContainerCopy | SeparateContainer
+        made = self._copy(tests) if separate is None else SeparateContainer(self, self._engine, tests, separate)
+        await asyncio.to_thread(made.remove)  # what a killed process left
         await asyncio.to_thread(_end, self._engine, self.name)
-        copied.changed_programs = await asyncio.to_thread(copied.find_changes)
         try:
-            yield copied
+            await asyncio.to_thread(made.prepare)
+            yield made
         finally:
-            await asyncio.to_thread(copied.remove)
+            await asyncio.to_thread(made.remove)
+
+    def put(self, tests: Path) -> None:
+        """Copy tests into the container, with new folders for what they write."""
+        self._put({"/tests": tests}, _LOGS)
+
+    def replace(self, artifacts: Mapping[str, IO[bytes]]) -> None:
+        """Put archives in the place of what the container has at these paths."""
+        if artifacts:
+            self._start()
+            self._engine.call("exec", "--user", "0", self.name, "rm", "-rf", "--", *artifacts)
+        for archive in artifacts.values():
+            self._engine.call("cp", "-", f"{self.name}:/", stdin=archive)
+
+    def archive(self, path: str, to: IO[bytes], most_bytes: int) -> int | None:
+        """Write an artifact of the stopped container as an archive; return the bytes it takes, None if it is gone.
+
+        Raises ``FilesTooLargeError``, and ``InfrastructureError``.
+        """
+        reading = [self._engine.program, "cp", f"{self.name}:{path}", "-"]
+        with (
+            tempfile.TemporaryFile() as errors,
+            subprocess.Popen(reading, stdout=subprocess.PIPE, stderr=errors, cwd=client_folder()) as process,
+        ):
+            source = cast(io.BufferedReader, process.stdout)
+            try:
+                if source.peek(1):
+                    below = str(PurePosixPath(path).parent)[1:]
+                    taken = copy_files(source, to, [path[1:]], most_bytes, below=below, are_artifacts=True)
+                    to.flush()
+                    is_empty = not any(os.pread(to.fileno(), _TAR_BLOCK_BYTES, 0))
+                    return None if is_empty else taken  # engines refuse an archive of nothing
+                process.wait()
+            finally:
+                process.kill()
+            errors.seek(0)
+            why = errors.read().decode(errors="replace").strip()
+        if any(words in why.lower() for words in _MISSING):
+            return None
+        raise InfrastructureError(f"{path} cannot be copied: {why[-300:]}")
 
     def remove(self) -> None:
         """Remove the container with all that it holds, and what a killed process left of its tests."""
@@ -196,7 +251,7 @@ class ContainerMachine:
         stdin: bytes,
         serve: Serve | None,
     ) -> CommandEnd:
-        await asyncio.to_thread(self._start)
+        written_bytes = await asyncio.to_thread(self._start)
         if mounts:
             await asyncio.to_thread(self._put, mounts)
         async with contextlib.AsyncExitStack() as serving:
@@ -208,15 +263,20 @@ class ContainerMachine:
                 given.seek(0)
                 options = [*["--interactive"] * bool(stdin), "--env-file", variables.name]
                 call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
-                return await _executed(self._engine, call, self.name, given.fileno(), timeout_s, self.limits)
+                return await _executed(
+                    self._engine, call, self.name, given.fileno(), timeout_s, self.limits, written_bytes
+                )
 
-    def _start(self) -> None:
-        if not _is_running(self._engine, self.name):
+    def _start(self) -> Callable[[int], int]:
+        """Start the container if it does not run; return what counts the space of its files."""
+        is_running, drivers = inspected(self._engine, self.name, [".State.Running", "json .GraphDriver"])
+        if is_running != "true":
             self._engine.call("start", self.name)
+        return _counter(self._engine, self.name, drivers)
 
-    def _put(self, folders: Mapping[str, Path]) -> None:
+    def _put(self, folders: Mapping[str, Path], empty: Sequence[str] = ()) -> None:
         with tempfile.TemporaryFile() as archive:
-            write_archive(archive, folders)
+            write_archive(archive, folders, empty)
             archive.seek(0)
             self._engine.call("cp", "-", f"{self.name}:/", stdin=archive)
 
@@ -236,12 +296,12 @@ class ContainerCopy:
         self._tests = tests
         self._rewards: RewardArchive | None = None
 
-    def find_changes(self) -> list[str]:
-        """Return the programs that the agent changed, as the engine compares files and image."""
+    def prepare(self) -> None:
+        """Find the programs that the agent changed, as the engine compares files and image."""
         lines = self._engine.call("diff", self._agent).splitlines()
         paths = [line.partition(" ")[2] for line in lines]
         path_variable = self._engine.image_variables(self._settings.image).get("PATH", "")
-        return changed_programs(paths, path_variable, self._settings.workdir, self._is_folder)
+        self.changed_programs = changed_programs(paths, path_variable, self._settings.workdir, self._is_folder)
 
     async def run(
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
@@ -249,12 +309,20 @@ class ContainerCopy:
         """Copy the agent's container, run the tests in the copy, and read what they left in ``/logs/verifier``."""
         used_bytes = await asyncio.to_thread(self._create, command, environment, directory)
         call = [self._engine.program, "start", "--attach", self._name]
+        written_bytes = await asyncio.to_thread(_written, self._engine, self._name)
         executed = await _executed(
-            self._engine, call, self._name, subprocess.DEVNULL, timeout_s, self._limits, used_bytes=used_bytes
+            self._engine,
+            call,
+            self._name,
+            subprocess.DEVNULL,
+            timeout_s,
+            self._limits,
+            written_bytes,
+            used_bytes=used_bytes,
         )
         await asyncio.to_thread(_end, self._engine, self._name)
         if executed.ending == "exited":
-            self._rewards = await asyncio.to_thread(self._read_logs)
+            self._rewards = await asyncio.to_thread(_read_logs, self._engine, self._name)
         return executed
 
     def reward_file(self, name: str) -> str | None:
@@ -279,23 +347,10 @@ class ContainerCopy:
                 *("--entrypoint", json.dumps([first]) if engine.program == "podman" else first),
                 *(self._image, *rest),
             )
-            logs = [f"/logs/{name}" for name in ("verifier", "agent", "artifacts")]
-            write_archive(archive, {"/tests": self._tests}, empty=["/logs", *logs])
+            write_archive(archive, {"/tests": self._tests}, _LOGS)
             archive.seek(0)
             engine.call("cp", "-", f"{self._name}:/", stdin=archive)
         return used_bytes
-
-    def _read_logs(self) -> RewardArchive:
-        with subprocess.Popen(
-            [self._engine.program, "cp", f"{self._name}:/logs/verifier", "-"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        ) as reading:
-            assert reading.stdout is not None
-            try:
-                return RewardArchive(reading.stdout, REWARD_FILES)
-            finally:
-                reading.kill()
 
     def _is_folder(self, path: str) -> bool:
         """Tell from the first word of an archive whether an unchanged entry of the agent's container is a folder."""
@@ -306,6 +361,84 @@ class ContainerCopy:
             archive.seek(0)
             kind = archive.read(512)[156:157]
         return not done.returncode and kind == b"5"
+
+
+class SeparateContainer:
+    """A new container for tests, with the artifacts of the agent's alone."""
+
+    changed_programs: Sequence[str] = ()
+    """None: no program of the agent's is in it."""
+
+    def __init__(self, agent: ContainerMachine, engine: ContainerEngine, tests: Path, separate: SeparateTests) -> None:
+        """Name it; ``prepare`` makes it."""
+        settings = replace(
+            agent.settings,
+            image=separate.image,
+            network=separate.network,
+            cpus=separate.cpus,
+            workdir=separate.directory,
+            has_separate_tests=True,
+        )
+        self._machine = ContainerMachine(engine, f"{agent.name}-verify", settings, separate.limits)
+        self._agent = agent
+        self._engine = engine
+        self._tests = tests
+        self._separate = separate
+        self._is_full = ""
+        self._rewards: RewardArchive | None = None
+
+    def prepare(self) -> None:
+        """Make the container, and copy the artifacts and the tests into it. Raises ``InfrastructureError``."""
+        self._machine.create()
+        if self._separate.given is not None:
+            self._machine.upload(self._separate.given, self._separate.directory)
+        room_bytes = self._separate.limits.disk_bytes
+        found: dict[str, IO[bytes]] = {}
+        with contextlib.ExitStack() as opened:
+            for path in self._separate.artifacts:
+                archive = opened.enter_context(tempfile.TemporaryFile())
+                try:
+                    taken = self._agent.archive(path, archive, room_bytes)
+                except FilesTooLargeError as error:
+                    self._is_full = str(error)
+                    return
+                if taken is not None:
+                    archive.seek(0)
+                    found[path] = archive
+                    room_bytes -= taken
+            self._machine.put(self._tests)
+            self._machine.replace(found)
+
+    async def run(
+        self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
+    ) -> CommandEnd:
+        """Run the tests, end all that they left, and read what they left in ``/logs/verifier``."""
+        if self._is_full:
+            return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
+        executed = await self._machine.run(command, timeout_s=timeout_s, environment=environment, directory=directory)
+        await asyncio.to_thread(_end, self._engine, self._machine.name)
+        if executed.ending == "exited":
+            self._rewards = await asyncio.to_thread(_read_logs, self._engine, self._machine.name)
+        return executed
+
+    def reward_file(self, name: str) -> str | None:
+        """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
+        return self._rewards.text(name) if self._rewards else None
+
+    def remove(self) -> None:
+        """Remove the container."""
+        self._engine.remove(self._machine.name)
+
+
+def _read_logs(engine: ContainerEngine, container: str) -> RewardArchive:
+    with subprocess.Popen(
+        [engine.program, "cp", f"{container}:/logs/verifier", "-"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as reading:
+        assert reading.stdout is not None
+        try:
+            return RewardArchive(reading.stdout, REWARD_FILES)
+        finally:
+            reading.kill()
 
 
 def new_name() -> str:
@@ -336,6 +469,7 @@ async def _executed(
     stdin: int,
     timeout_s: float,
     limits: MachineLimits,
+    written_bytes: Callable[[int], int],
     *,
     used_bytes: int = 0,
 ) -> CommandEnd:
@@ -357,7 +491,7 @@ async def _executed(
     reading = asyncio.create_task(output.read(process.stdout))
     try:
         room_bytes = limits.disk_bytes - used_bytes
-        ending = await _watch(engine, container, process, began_s + timeout_s, room_bytes)
+        ending = await _watch(process, began_s + timeout_s, written_bytes, room_bytes)
         if ending != "exited":
             await asyncio.to_thread(_end, engine, container)
         code = await process.wait()
@@ -368,14 +502,13 @@ async def _executed(
         reading.cancel()
     if ending == "exited" and code == _KILLED:
         ending = "memory"  # of what can end a whole command by this signal, only the kernel's shortage is not its own
-    return CommandEnd(ending, 124 if ending != "exited" else code, output.text(), time.monotonic() - began_s)
+    return CommandEnd(ending, _AT_A_LIMIT if ending != "exited" else code, output.text(), time.monotonic() - began_s)
 
 
 async def _watch(
-    engine: ContainerEngine, container: str, process: asyncio.subprocess.Process, until_s: float, room_bytes: int
+    process: asyncio.subprocess.Process, until_s: float, written_bytes: Callable[[int], int], room_bytes: int
 ) -> Ending:
     """Wait for the end of the command; return the limit that it reached first."""
-    written_bytes = await asyncio.to_thread(_counter, engine, container)
     waiting = asyncio.create_task(process.wait())
     try:
         while True:
@@ -392,15 +525,19 @@ async def _watch(
 
 
 def _written_bytes(engine: ContainerEngine, container: str, most: int) -> int:
-    return _counter(engine, container)(most)
+    return _written(engine, container)(most)
 
 
-def _counter(engine: ContainerEngine, container: str) -> Callable[[int], int]:
+def _written(engine: ContainerEngine, container: str) -> Callable[[int], int]:
+    (drivers,) = inspected(engine, container, ["json .GraphDriver"])
+    return _counter(engine, container, drivers)
+
+
+def _counter(engine: ContainerEngine, container: str, drivers: str) -> Callable[[int], int]:
     """Return what counts the space of what was written to a container; above the number that it gets it may stop.
 
     Root counts faster itself: an engine counts the image as well, before it tells the difference.
     """
-    (drivers,) = inspected(engine, container, ["json .GraphDriver"])
     upper = ((json.loads(drivers) or {}).get("Data") or {}).get("UpperDir")
     if upper and os.geteuid() == 0 and Path(upper).is_dir():
         return partial(space_of, Path(upper))

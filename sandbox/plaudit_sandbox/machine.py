@@ -33,8 +33,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import IO, Any, Final, Literal, cast
 
+from plaudit_sandbox.archives import LARGEST_REWARD_BYTES, FilesTooLargeError, copy_files, unpack
 from plaudit_sandbox.machine_process import MachineCommand, Mount
 from plaudit_sandbox.machine_start import StartedCommand, started
 from plaudit_sandbox.privileges import NOBODY
@@ -55,7 +56,6 @@ _LINKS = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
 _ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "services", "protocols")
 _ETC_FOLDERS = ("alternatives", "ssl/certs")
 REWARD_FILES: Final = ("reward.json", "reward.txt")
-LARGEST_REWARD_BYTES: Final = 1 << 20
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _POLL_S = 0.25
 _READ_BYTES = 1 << 16
@@ -76,6 +76,24 @@ class MachineLimits:
     """The largest single file."""
     output_bytes: int = 32_000
     """Of a longer output the first and the last half of this are kept."""
+
+
+@dataclass(frozen=True)
+class SeparateTests:
+    """A machine of their own for tests: it gets some files of the agent's machine, and nothing else of it."""
+
+    artifacts: Sequence[str]
+    """Absolute paths of these files and folders. Each takes the place of what the new machine has there; no link is
+    followed, and none that leads out of them is copied."""
+    limits: MachineLimits
+    directory: str
+    """Where the tests run."""
+    given: Path | None = None
+    """A folder of this host whose files are in ``directory`` first."""
+    image: str = ""
+    """Of a machine with an image."""
+    cpus: float = 1.0
+    network: Literal["none", "public"] = "none"
 
 
 @dataclass(frozen=True)
@@ -184,21 +202,42 @@ class Machine:
         target = self.folder / "files" / Path(*parts)
         target.mkdir(parents=True, exist_ok=True)
         copy(folder, target, "--no-preserve=ownership")
-        if os.geteuid() == 0:
-            top = str(self.folder / "files" / parts[0])
-            for above, folders, files in os.walk(top):
-                for name in (*folders, *files):
-                    os.chown(os.path.join(above, name), NOBODY, NOBODY, follow_symlinks=False)
-            os.chown(top, NOBODY, NOBODY)
+        _own_all(self.folder / "files" / parts[0])
 
     @contextlib.asynccontextmanager
-    async def for_tests(self, tests: Path) -> AsyncIterator[MachineCopy]:
+    async def for_tests(self, tests: Path, separate: SeparateTests | None = None) -> AsyncIterator[MachineCopy]:
         """Yield a copy for tests: its files as the agent left them, ``tests`` as ``/tests``, and new ``/logs``.
 
-        Tests run in a copy so that they can be repeated after a crash. Raises ``InfrastructureError``.
+        Tests run in a copy so that they can be repeated after a crash; separate ones in a new machine. Raises
+        ``InfrastructureError``.
         """
         with _folder_beside(self.folder) as folder:
-            yield await asyncio.to_thread(MachineCopy, self, folder, tests)
+            yield await asyncio.to_thread(MachineCopy, self, folder, tests, separate)
+
+    def copy_artifacts(self, target: Machine, artifacts: Sequence[str]) -> None:
+        """Put files and folders in the place of what another machine has there; those that are missing stay out.
+
+        Raises ``FilesTooLargeError``, and ``InfrastructureError``.
+        """
+        source, to = self.folder / "files", target.folder / "files"
+        names = [path[1:] for path in artifacts if _is_reached_without_links(source, path[1:])]
+        if not names:
+            return
+        remove(*(to / name for name in names))
+        reading = [*_as_owner(), "tar", "-c", "-f", "-", "--hard-dereference", "-C", str(source), "--", *names]
+        with (
+            tempfile.TemporaryFile() as archive,
+            subprocess.Popen(reading, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
+        ):
+            try:
+                source_files = cast(IO[bytes], process.stdout)
+                copy_files(source_files, archive, names, target.limits.disk_bytes, are_artifacts=True)
+            finally:
+                process.kill()
+            archive.seek(0)
+            unpack(archive, to)
+        for top in {name.partition("/")[0] for name in names}:
+            _own_all(to / top)
 
     def remove(self) -> None:
         """Remove the machine with all that it holds."""
@@ -267,15 +306,30 @@ class Machine:
 class MachineCopy:
     """A copy of a machine, for tests alone."""
 
-    def __init__(self, machine: Machine, folder: Path, tests: Path) -> None:
+    def __init__(self, machine: Machine, folder: Path, tests: Path, separate: SeparateTests | None = None) -> None:
         """Make the copy in a new folder. Raises ``InfrastructureError``."""
         target = folder / "machine"
-        (target / "files").mkdir(parents=True)
-        copy(machine.folder / "files", target / "files")
-        self._machine = machine.at(target)
         self._tests, self._logs = tests.resolve(), folder / "logs"
+        self._is_full = ""
+        if separate is None:
+            (target / "files").mkdir(parents=True)
+            copy(machine.folder / "files", target / "files")
+            self._machine = machine.at(target)
+        else:
+            self._machine = Machine(target, separate.limits)
+            self._logs = target / "files" / "logs"
         for each in (self._logs, *(self._logs / name for name in ("verifier", "agent", "artifacts"))):
             machine.own(each)
+        if separate is not None:
+            self._fill(machine, separate)
+
+    def _fill(self, machine: Machine, separate: SeparateTests) -> None:
+        if separate.given is not None:
+            self._machine.upload(separate.given, separate.directory)
+        try:
+            machine.copy_artifacts(self._machine, separate.artifacts)
+        except FilesTooLargeError as error:
+            self._is_full = str(error)
 
     @property
     def changed_programs(self) -> Sequence[str]:
@@ -286,6 +340,8 @@ class MachineCopy:
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
     ) -> CommandEnd:
         """Run the tests, which find ``/tests`` read only."""
+        if self._is_full:
+            return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
         return await self._machine.run(
             command,
             timeout_s=timeout_s,
@@ -482,6 +538,23 @@ def space_of(folder: Path, most: int) -> int:
                 if stat.S_ISDIR(found.st_mode):
                     folders.append(Path(entry.path))
     return total
+
+
+def _own_all(top: Path) -> None:
+    """Give a folder with all that it holds to the machines' user."""
+    if os.geteuid() == 0:
+        for above, folders, files in os.walk(top):
+            for name in (*folders, *files):
+                os.chown(os.path.join(above, name), NOBODY, NOBODY, follow_symlinks=False)
+        os.chown(top, NOBODY, NOBODY)
+
+
+def _is_reached_without_links(folder: Path, name: str) -> bool:
+    """Tell whether a path below a folder exists, and no part of it is a link that an agent could have made."""
+    try:
+        return not any(stat.S_ISLNK(os.lstat(folder := folder / part).st_mode) for part in Path(name).parts)
+    except OSError:
+        return False
 
 
 def copy(folder: Path, target: Path, *options: str) -> None:

@@ -132,10 +132,13 @@ def agent_pod(name: str, settings: PodSettings, limits: MachineLimits) -> dict[s
     )
 
 
-def tests_pod(name: str, agent: Object, settings: PodSettings, limits: MachineLimits) -> dict[str, Any]:
+def tests_pod(
+    name: str, agent: Object, settings: PodSettings, limits: MachineLimits, *, is_separate: bool
+) -> dict[str, Any]:
     """Return the pod of the tests, which Kubernetes deletes with the agent's.
 
-    Its ``fill`` waits until the provider has put the agent's files and the tests into the volumes.
+    Its ``fill`` waits until the provider has put the agent's files and the tests into the volumes; with
+    ``is_separate`` the image's own files are there first.
     """
     metadata = agent["metadata"]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
@@ -146,7 +149,10 @@ def tests_pod(name: str, agent: Object, settings: PodSettings, limits: MachineLi
         limits,
         labels={LABEL: metadata["name"], ROLE_LABEL: "tests"},
         owners=[owner],
-        fill=(_UNTIL_LOADED, [_mount("files", FILES), _mount("given", GIVEN), _mount("logs", LOGS)]),
+        fill=(
+            f"{_fill(settings)}\n: > {_CONTROL}/filled\n{_UNTIL_LOADED}" if is_separate else _UNTIL_LOADED,
+            [_mount("files", FILES), _mount("given", GIVEN), _mount("logs", LOGS)],
+        ),
         machine=[
             *files,
             _mount("scratch", "/run", sub_path="run"),
@@ -279,6 +285,23 @@ for place in {shlex.join(settings.places())}; do
 done
 chmod 1777 "{FILES}/"tmp
 printf '%s\\n%s' "$(pwd)" "$PATH" > /dev/termination-log"""
+
+
+STAGED: Final = f"{FILES}/.artifacts"
+"""Where artifacts lie before they take their places; no machine sees it."""
+UNTIL_FILLED: Final = f"while [ ! -e {_CONTROL}/filled ]; do sleep 0.1 || sleep 1; done"
+
+
+def placement(artifacts: Iterable[str]) -> str:
+    """Return the script that puts each staged artifact in the place of what the image has there."""
+    return f"""\
+place() {{
+  if [ -e "{STAGED}$1" ]; then rm -rf "$2" && mkdir -p "${{2%/*}}" && mv "{STAGED}$1" "$2" || exit 1; fi
+}}
+for path in {shlex.join(artifacts)}; do
+  case "$path" in /logs/*) place "$path" "{LOGS}/${{path#/logs/}}" ;; *) place "$path" "{FILES}$path" ;; esac
+done
+rm -rf {STAGED}"""
 
 
 def renewal(programs: Iterable[str], settings: PodSettings) -> str:

@@ -29,12 +29,13 @@ import shlex
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
 from plaudit_sandbox.archives import FilesTooLargeError, RewardArchive, copy_files, write_content
-from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits
+from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, SeparateTests
 from plaudit_sandbox.machine_start import start_error
 from plaudit_sandbox.pod_cluster import ClusterError, PodCluster, PodProcess, ProcessOutput
 from plaudit_sandbox.pod_manifests import (
@@ -48,11 +49,14 @@ from plaudit_sandbox.pod_manifests import (
     LOGS,
     MACHINE,
     ROLE_LABEL,
+    STAGED,
+    UNTIL_FILLED,
     PodSettings,
     agent_pod,
     ending_of,
     has_ended,
     is_running,
+    placement,
     program_folders,
     ran_out_of_memory,
     renewal,
@@ -152,9 +156,9 @@ class PodMachine:
         return int(counted[0]) << 10 if is_counted else self.limits.disk_bytes + 1
 
     @contextlib.asynccontextmanager
-    async def for_tests(self, tests: Path) -> AsyncIterator[PodCopy]:
+    async def for_tests(self, tests: Path, separate: SeparateTests | None = None) -> AsyncIterator[PodCopy]:
         """End every process of the agent, and yield a new pod with its files. The agent's pod stays, without them."""
-        copied = PodCopy(self, self._cluster, tests)
+        copied = PodCopy(self, self._cluster, tests, separate)
         try:
             await in_thread(copied.prepare)
             yield copied
@@ -173,8 +177,21 @@ class PodMachine:
 class PodCopy:
     """A new pod, with the files of an agent's."""
 
-    def __init__(self, agent: PodMachine, cluster: PodCluster, tests: Path) -> None:
+    def __init__(
+        self, agent: PodMachine, cluster: PodCluster, tests: Path, separate: SeparateTests | None = None
+    ) -> None:
         """Name it; ``prepare`` makes it."""
+        self._separate = separate
+        self._limits, self._settings = agent.limits, agent.settings
+        if separate is not None:
+            self._limits = separate.limits
+            self._settings = replace(
+                agent.settings,
+                image=separate.image,
+                network=separate.network,
+                cpus=separate.cpus,
+                workdir=separate.directory,
+            )
         self.changed_programs: Sequence[str] = ()
         self._agent = agent
         self._cluster = cluster
@@ -188,20 +205,30 @@ class PodCopy:
         self.remove()  # what a killed process left
         agent = self._cluster.read(self._agent.name)
         _raise_if_lost(self._agent.name, agent)
-        self._cluster.create(tests_pod(self._name, agent, self._agent.settings, self._agent.limits))
+        is_separate = self._separate is not None
+        self._cluster.create(tests_pod(self._name, agent, self._settings, self._limits, is_separate=is_separate))
         if not self._agent.end():
             self.changed_programs = [_NOT_ENDING]
             return
         _wait_for(self._cluster, self._name, _fills)
         try:
-            self._copy_files()
+            if self._separate is None:
+                places = [place for place in self._settings.places() if place != "logs"]
+                self._copy_files(places, FILES)
+                programs = program_folders(reported_by_image(agent)[1], self._settings)
+                placed = renewal(programs, self._settings)
+            else:
+                _answer(self._cluster, self._name, FILL, UNTIL_FILLED)
+                if self._separate.given is not None:
+                    _put(self._cluster, self._name, FILL, self._separate.given, FILES + self._separate.directory)
+                self._copy_files([path[1:] for path in self._separate.artifacts], STAGED)
+                placed = placement(self._separate.artifacts)
         except FilesTooLargeError as error:
             self._is_full = str(error)
             return
         _put(self._cluster, self._name, FILL, self._tests, f"{GIVEN}/tests")
         folders = " ".join(f"{LOGS}/{name}" for name in _LOGS)
-        programs = program_folders(reported_by_image(agent)[1], self._agent.settings)
-        script = f"{renewal(programs, self._agent.settings)}\nmkdir {folders} && chmod 777 {folders} && {LOADED}"
+        script = f"mkdir {folders} && chmod 777 {folders} || exit\n{placed}\n{LOADED}"
         _answer(self._cluster, self._name, FILL, script)
         _wait_for(self._cluster, self._name, _runs)
 
@@ -211,7 +238,7 @@ class PodCopy:
         """Run the tests, end all that they left, and read what they left in ``/logs/verifier``."""
         if self._is_full:
             return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
-        run = _Execution(self._cluster, self._name, self._agent.settings, self._agent.limits)
+        run = _Execution(self._cluster, self._name, self._settings, self._limits)
         executed = await run.finished(command, timeout_s, environment, directory, b"")
         if executed.ending != "exited":
             return executed
@@ -228,9 +255,8 @@ class PodCopy:
         """Delete the pods of the agent's tests."""
         self._cluster.remove({LABEL: self._agent.name, ROLE_LABEL: "tests"})
 
-    def _copy_files(self) -> None:
-        """Copy the agent's files from its keeper into the new pod."""
-        places = [place for place in self._agent.settings.places() if place != "logs"]
+    def _copy_files(self, places: Sequence[str], to: str) -> None:
+        """Copy the agent's files from its keeper into a folder of the new pod."""
         until_s = time.monotonic() + _STEP_S
         # What the agent's user cannot read stays behind: the exit code of tar is then 1 or 2.
         reader = self._cluster.execute(
@@ -238,9 +264,10 @@ class PodCopy:
         )
         target = None
         try:
-            with _extracted(self._cluster, self._name, FILL, FILES) as target:
+            with _extracted(self._cluster, self._name, FILL, to) as target:
                 source = cast(IO[bytes], ProcessOutput(reader, until_s))
-                copy_files(source, target, places, self._agent.limits.disk_bytes)
+                are_artifacts = self._separate is not None
+                copy_files(source, target, places, self._limits.disk_bytes, are_artifacts=are_artifacts)
         except InfrastructureError as error:
             codes = (reader.exit_code, target.exit_code if target else None)
             if _KILLED in codes or self._is_short_of_memory():

@@ -4,7 +4,7 @@ The order, with Harbor's paths and files (``/tests/test.sh``, ``/logs/verifier/r
 
 1. Nothing of the agent's phase runs any more.
 2. The tests get the machine's files as the agent left them: a copy where the provider can make one, so that the tests
-   can be repeated after a crash.
+   can be repeated after a crash. Separate tests get the task's artifacts alone, in a new machine.
 3. ``/tests`` and ``/logs/verifier`` are new, and places that the agent could not replace: no planted ``conftest.py``,
    no symlink.
 4. Where the agent could write to programs, as in a container, a replaced one ends the verification as ``tampered``.
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from plaudit_sandbox.machine import CommandEnd, MachineLimits
+from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests
 from plaudit_wire.errors import DataError
 from plaudit_wire.plain import PlainDataError, plain_json
 from plaudit_wire.printable import printable
@@ -102,8 +102,13 @@ class AgentMachine(Protocol):
     def disk_bytes(self) -> int:
         """Return the space that the agent's files take."""
 
-    def for_tests(self, tests: Path) -> AbstractAsyncContextManager[VerifierMachine]:
-        """End the agent's processes, and yield a machine with its files and with ``tests`` as ``/tests``."""
+    def for_tests(
+        self, tests: Path, separate: SeparateTests | None = None
+    ) -> AbstractAsyncContextManager[VerifierMachine]:
+        """End the agent's processes, and yield a machine with its files and with ``tests`` as ``/tests``.
+
+        With ``separate``, a new machine with some of its files alone.
+        """
 
     def remove(self) -> None:
         """Remove the machine with all that it holds; nothing happens if it is gone."""
@@ -131,23 +136,25 @@ async def verify(
     timeout_s: float,
     environment: Mapping[str, str] = {},
     directory: str = "/app",
+    separate: SeparateTests | None = None,
 ) -> Verdict:
     """Run ``tests/test.sh`` in the machine that the agent has left, and read the reward.
 
-    Raises ``InfrastructureError`` where the provider fails, and ``DataError`` if there is no ``test.sh``.
+    With ``separate``, the tests run in a machine of their own, in its ``directory``. Raises ``InfrastructureError``
+    where the provider fails, and ``DataError`` if there is no ``test.sh``.
     """
     if not (tests / "test.sh").is_file():
         raise DataError(f"{tests} has no test.sh: give the task one that writes /logs/verifier/reward.txt")
     if await asyncio.to_thread(machine.disk_bytes) > machine.limits.disk_bytes:
         return _stopped(CommandEnd("disk", 124, "", 0.0))
-    async with machine.for_tests(tests) as prepared:
+    async with machine.for_tests(tests, separate) as prepared:
         if changed := prepared.changed_programs:
             return Verdict("tampered", 0.0, _tampered(changed), CommandEnd("exited", 0, "", 0.0))
         executed = await prepared.run(
             ["bash", "/tests/test.sh"],
             timeout_s=timeout_s,
             environment={**environment, **_ENVIRONMENT},
-            directory=directory,
+            directory=separate.directory if separate else directory,
         )
         return await asyncio.to_thread(_verdict, executed, prepared, timeout_s)
 

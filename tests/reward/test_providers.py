@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from container_images import IMAGE, why_none
-from harbor_tasks import write_sum_task
+from harbor_tasks import TEST, write_sum_task
 from plaudit_job.spec.rljob import SandboxesSpec
 from plaudit_job.tasks import Task, read_task
 from plaudit_reward.machines import SANDBOXES, RunMachines
@@ -28,6 +28,7 @@ from plaudit_workers.training.machines import EndedMachines
 from plaudit_workers.training.schedule import GroupInFlight, TrainerLedger
 
 GROUP = "t-0-1.0"
+SEPARATE = "artifacts = ['/srv/x', '/var/lib/x']\n[verifier]\n"
 IN_CONTAINERS = pytest.mark.skipif(bool(why_none()), reason=why_none())
 
 
@@ -119,11 +120,56 @@ def test_a_killed_rollout_s_container_goes_with_its_folder(machines: RunMachines
     assert containers(machines) == set()
 
 
+@pytest.mark.containers
+@IN_CONTAINERS
+def test_separate_tests_in_containers_judge_the_artifacts_alone(machines: RunMachines, tmp_path: Path) -> None:
+    config = "artifacts = ['/app/sum']\n[verifier.environment]\ncpus = 1\nmemory_mb = 128"
+    task = write_sum_task(tmp_path / "task", 'cat a; cat sum; [ "$(cat sum)" = 7 ]; ' + TEST, config)
+    sample = sample_of(machines, task, "echo 7 > sum; echo 9 > a; cp /bin/true /usr/bin/cat; echo 1 > /tests/test.sh")
+    score = verified(machines, sample)
+    assert (score.value, score.extra["output"]) == (1.0, "37")
+    assert len(containers(machines)) == 1
+
+
+@pytest.mark.parametrize(
+    ("provider", "config", "problem"),
+    [
+        (ProcessProvider, SEPARATE + "environment_mode = 'separate'", ""),
+        (ProcessProvider, "artifacts = ['/usr/src/x']", ""),
+        (
+            ProcessProvider,
+            "artifacts = ['/usr/src/x']\n[verifier.environment]",
+            "task task: the artifact /usr/src/x is in",
+        ),
+        (
+            ProcessProvider,
+            SEPARATE + "environment = {docker_image = 'a'}",
+            "task task: its tests have the image a, and",
+        ),
+        (PodProvider, SEPARATE + "environment = {workdir = '/etc'}", "task task: the workdir /etc holds programs"),
+        (PodProvider, SEPARATE + "environment = {gpus = 2}", "task task needs 2 GPUs, which no provider gives"),
+        (PodProvider, SEPARATE + "environment = {cpus = 2}\n[environment]\nworkdir = '/code'", ""),
+        (PodProvider, SEPARATE + "environment = {}\n[environment]\nworkdir = '/opt/x'", ""),
+        (
+            PodProvider,
+            "artifacts = ['/code']\n[verifier.environment]\n[environment]\nworkdir = '/app'",
+            "task task: the artifact /code is in none of the folders",
+        ),
+    ],
+)
+def test_separate_tests_that_a_provider_cannot_run_are_refused(
+    tmp_path: Path, provider: type[ProcessProvider | PodProvider], config: str, problem: str
+) -> None:
+    task = read_task(write_sum_task(tmp_path / "task", config=config))
+    found = provider(MachineChoice(image="one")).problem(task)
+    assert found.startswith(problem) if problem else not found
+
+
 def test_a_task_gets_no_more_than_the_job_gives(tmp_path: Path) -> None:
     task = read_task(write_sum_task(tmp_path / "task", config="[environment]\nmemory_mb = 512\nstorage_mb = 100000"))
-    limits = MachineChoice(memory_bytes=1 << 30, disk_bytes=1 << 30).limits(task, 7)
+    limits = MachineChoice(memory_bytes=1 << 30, disk_bytes=1 << 30).limits(task.config.environment, 7)
     assert (limits.memory_bytes, limits.disk_bytes, limits.processes) == (512 << 20, 1 << 30, 7)
-    assert MachineChoice().limits(task, 7).disk_bytes == 100_000 << 20
+    assert MachineChoice().limits(task.config.environment, 7).disk_bytes == 100_000 << 20
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,20 @@ async def test_samples_of_a_task_earn_what_their_own_machines_hold(machines: Run
     assert [(await verified(machines, each)).value for each in (right, wrong)] == [1.0, 0.0]
 
 
+async def test_separate_tests_judge_the_artifacts_in_a_machine_as_it_was_at_the_beginning(
+    machines: RunMachines, tmp_path: Path
+) -> None:
+    config = "artifacts = ['/app/sum']\n[verifier]\nenvironment_mode = 'separate'"
+    test = 'if [ "$(cat sum)" = $(($(cat a) + $(cat b))) ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
+    task = write_sum_task(tmp_path / "task", test, config)
+    right, machine = sample_with_machine(machines, task, 0)
+    changes, other = sample_with_machine(machines, task, 1)
+    nothing, _ = sample_with_machine(machines, task, 2)
+    await bash(machine, "echo 7 > sum; rm a")
+    await bash(other, "echo 1 > a; echo 1 > b; echo 2 > sum; echo 1 > /logs/verifier/reward.txt")
+    assert [(await verified(machines, each)).value for each in (right, changes, nothing)] == [1.0, 0.0, 0.0]
+
+
 async def test_a_second_delivery_gets_the_same_verdict(machines: RunMachines, tmp_path: Path) -> None:
     test = "echo 0.$RANDOM$RANDOM > /logs/verifier/reward.txt"
     sample, _ = sample_with_machine(machines, write_sum_task(tmp_path / "task", test))

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from container_images import IMAGE, why_none
-from machine_attacks import ATTACKS, PROGRAM_ATTACKS, TEST
+from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, PROGRAM_ATTACKS, SEPARATE_TEST, TEST
 from plaudit_sandbox.container import ContainerMachine, ContainerSettings
 from plaudit_sandbox.container_engine import find_engine
-from plaudit_sandbox.machine import CommandEnd, MachineLimits
+from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests
 from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import DataError, InfrastructureError
 from waiting import until
@@ -107,6 +107,46 @@ def test_replaced_programs_are_an_outcome_of_their_own(machine: ContainerMachine
     bash(machine, attack, timeout_s=20.0)
     found = verified(machine, tmp_path)
     assert (found.outcome, found.reward) == ("tampered", 0.0), found
+
+
+@pytest.fixture
+def separate() -> Iterator[ContainerMachine]:
+    made = ContainerMachine.new(find_engine(), ContainerSettings(IMAGE, has_separate_tests=True), LIMITS)
+    yield made
+    made.remove()
+
+
+def verified_apart(machine: ContainerMachine, folder: Path, test: str, given: Path | None = None) -> Verdict:
+    (tests := folder / "tests").mkdir(exist_ok=True)
+    (tests / "test.sh").write_text(test)
+    own = SeparateTests(["/logs/artifacts", "/app/out"], LIMITS, "/app", given, IMAGE)
+    return asyncio.run(verify(machine, tests, timeout_s=60.0, separate=own))
+
+
+def test_separate_tests_find_the_artifacts_and_nothing_else_of_the_agent(
+    separate: ContainerMachine, tmp_path: Path
+) -> None:
+    (given := tmp_path / "given" / "out").mkdir(parents=True)
+    (given / "old").write_text("of the task")
+    (given.parent / "data").write_text("of the task")
+    bash(
+        separate,
+        "echo planted | tee /root/planted /tmp/planted /app/planted /app/data; mkdir -p /app/out/deep /logs/artifacts; "
+        "echo 1 > /logs/verifier/reward.txt; echo 42 > /app/out/deep/found; ln -s deep/found /app/out/answer; "
+        "echo log > /logs/artifacts/log; chmod 0 /app/out/deep; cp /bin/true /usr/bin/grep; cp /bin/true /usr/bin/cat",
+    )
+    test = SEPARATE_TEST + "cat /app/data /logs/artifacts/log; ls /app/out"
+    for _ in range(2):
+        found = verified_apart(separate, tmp_path, test, given.parent)
+        assert (found.reward, found.executed.output) == (1.0, "of the tasklog\nanswer\ndeep\n"), found
+    assert find_engine().call("ps", "--all", "--quiet", "--filter", f"name={separate.name}-verify") == ""
+
+
+@pytest.mark.parametrize("attack", ARTIFACT_ATTACKS)
+def test_artifacts_that_deceive_earn_nothing(separate: ContainerMachine, tmp_path: Path, attack: str) -> None:
+    bash(separate, attack, timeout_s=20.0)
+    found = verified_apart(separate, tmp_path, SEPARATE_TEST)
+    assert (found.outcome, found.reward) == ("scored", 0.0), found
 
 
 def test_compiled_python_is_no_tampering_and_is_not_believed(machine: ContainerMachine, tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ from plaudit_sandbox import pod_manifests
 from plaudit_sandbox.archives import FilesTooLargeError, copy_files
 from plaudit_sandbox.machine import MachineLimits
 from plaudit_sandbox.pod_manifests import (
+    FILES,
     PodSettings,
     agent_pod,
     ending_of,
     label_value,
     network_policy,
+    placement,
     program_folders,
     renewal,
     start_problem,
@@ -46,7 +48,7 @@ SETTINGS = PodSettings(
 )
 PODS = {
     "agent": agent_pod("one", SETTINGS, LIMITS),
-    "tests": pod_of_tests("one-a", {"metadata": {"name": "one", "uid": "u"}}, SETTINGS, LIMITS),
+    "tests": pod_of_tests("one-a", {"metadata": {"name": "one", "uid": "u"}}, SETTINGS, LIMITS, is_separate=False),
 }
 
 
@@ -274,6 +276,49 @@ def test_files_folders_and_links_alone_are_copied_and_nothing_from_elsewhere() -
 def test_more_than_a_machine_may_hold_is_not_copied(members: list[tuple[str, bytes, int]]) -> None:
     with pytest.raises(FilesTooLargeError):
         copied(archive(*members))
+
+
+def test_of_an_artifact_s_links_those_alone_are_copied_that_stay_in_it() -> None:
+    links = {
+        "inside": "deep/file",
+        "deep/up": "../file",
+        "deep/root": "..",
+        "through": "deep/root/file",
+        "absolute": "/app/out/file",
+        "out": "../secret",
+        "above": "..",
+        "later": "deep/root/../../secret",
+        "deep/far": "../../secret",
+    }
+    given = archive(("out", tarfile.DIRTYPE, 0), *((f"out/{name}", tarfile.SYMTYPE, to) for name, to in links.items()))
+    to = io.BytesIO()
+    assert copy_files(given, to, ["app/out"], 1 << 20, below="app", are_artifacts=True) == 10 * 4096
+    to.seek(0)
+    with tarfile.open(fileobj=to) as read:
+        found = {each.name.removeprefix("app/out/") for each in read if each.issym()}
+    assert found == {"inside", "deep/up", "deep/root", "through"}
+
+
+@pytest.mark.parametrize("root", ["app", "elsewhere"])
+def test_an_artifact_that_is_a_link_itself_is_not_copied(root: str) -> None:
+    to = io.BytesIO()
+    given = archive(("out", tarfile.SYMTYPE, root))
+    copy_files(given, to, ["app/out"], 1 << 20, below="app", are_artifacts=True)
+    to.seek(0)
+    with tarfile.open(fileobj=to) as read:
+        assert read.getnames() == []
+
+
+def test_artifacts_take_the_place_of_what_a_pod_s_image_has_there(tmp_path: Path) -> None:
+    files, logs = tmp_path / "files", tmp_path / "logs"
+    for path in ("app/out/old", ".artifacts/app/out/new", ".artifacts/logs/artifacts/log", "app/stays"):
+        (files / path).parent.mkdir(parents=True, exist_ok=True)
+        (files / path).write_text(path)
+    script = placement(["/logs/artifacts", "/app/out", "/app/out/new", "/srv/none", "/app/stays"])
+    script = script.replace(FILES, str(files)).replace("/plaudit/logs", str(logs))
+    subprocess.run(["sh", "-c", script], check=True)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"files/app/out/new", "files/app/stays", "logs/artifacts/log"}
 
 
 def test_a_cut_archive_is_an_error() -> None:

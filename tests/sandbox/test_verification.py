@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from machine_attacks import ATTACKS, TEST
+from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, SEPARATE_TEST, TEST
 from namespaces import HAS_NAMESPACES
-from plaudit_sandbox.machine import Machine, MachineLimits
+from plaudit_sandbox.machine import Machine, MachineLimits, SeparateTests
 from plaudit_sandbox.verification import Verdict, verify
 from plaudit_wire.errors import DataError
 
@@ -23,11 +23,14 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "one", MachineLimits(memory_bytes=128 << 20, disk_bytes=24 << 20))
 
 
-def verified(machine: Machine, test: str = TEST, *, timeout_s: float = 60.0) -> Verdict:
+def verified(
+    machine: Machine, test: str = TEST, *, timeout_s: float = 60.0, separate: SeparateTests | None = None
+) -> Verdict:
     tests = machine.folder.parent / "tests"
     tests.mkdir(exist_ok=True)
     (tests / "test.sh").write_text(test)
-    return asyncio.run(verify(machine, tests, timeout_s=timeout_s, environment={"GIVEN": "yes"}))
+    given = {"GIVEN": "yes"}
+    return asyncio.run(verify(machine, tests, timeout_s=timeout_s, environment=given, separate=separate))
 
 
 def agent(machine: Machine, command: str) -> None:
@@ -53,6 +56,35 @@ def test_the_machine_stays_as_the_agent_left_it(machine: Machine) -> None:
 def test_what_an_agent_plants_earns_nothing(machine: Machine, attack: str) -> None:
     agent(machine, attack)
     found = verified(machine)
+    assert (found.outcome, found.reward) == ("scored", 0.0), found
+
+
+def separate(machine: Machine, given: Path | None = None) -> SeparateTests:
+    return SeparateTests(["/logs/artifacts", "/app/out"], machine.limits, "/app", given)
+
+
+def test_separate_tests_find_the_artifacts_and_nothing_else_of_the_agent(machine: Machine, tmp_path: Path) -> None:
+    (given := tmp_path / "given" / "out").mkdir(parents=True)
+    (given / "old").write_text("of the task")
+    (given.parent / "data").write_text("of the task")
+    agent(
+        machine,
+        "echo planted | tee /root/planted /tmp/planted /app/planted /app/data; mkdir -p /var/planted /logs/verifier; "
+        "echo 1 > /logs/verifier/reward.txt; mkdir -p /app/out/deep /logs/artifacts; echo 42 > /app/out/deep/found; "
+        "ln -s deep/found /app/out/answer; ln /app/out/deep/found /app/twin; echo log > /logs/artifacts/log; "
+        "chmod 0 /app/out/deep",
+    )
+    test = SEPARATE_TEST + "cat /app/data /logs/artifacts/log; ls /app/out; find / -name planted 2>/dev/null"
+    for _ in range(2):
+        found = verified(machine, test, separate=separate(machine, given.parent))
+        assert (found.reward, found.executed.output) == (1.0, "of the tasklog\nanswer\ndeep\n"), found
+    assert verified(machine, SEPARATE_TEST).reward == 0.0
+
+
+@pytest.mark.parametrize("attack", ARTIFACT_ATTACKS)
+def test_artifacts_that_deceive_earn_nothing(machine: Machine, attack: str) -> None:
+    agent(machine, attack)
+    found = verified(machine, SEPARATE_TEST, separate=separate(machine))
     assert (found.outcome, found.reward) == ("scored", 0.0), found
 
 

@@ -237,7 +237,9 @@ def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("samples", type=Path, help="a run's id or folder, its samples folder, or one of its files")
     _add_runs_folder(parser, "default: runs")
     scorers = parser.add_mutually_exclusive_group(required=True)
-    scorers.add_argument("--job", type=Path, help="the job file; only spec.reward counts")
+    scorers.add_argument(
+        "--job", type=Path, help="the job file; only spec.reward counts, and spec.sandboxes for kept machines"
+    )
     scorers.add_argument("--url", metavar="URL", help="a reward service's gateway; its token in PLAUDIT_TOKEN")
     parser.add_argument(
         "-o",

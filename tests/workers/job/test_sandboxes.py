@@ -199,3 +199,13 @@ def test_a_task_that_cannot_be_run_is_refused_before_the_run(
 def test_a_folder_without_tasks_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(RowError, match=r"holds no data file.*or a folder of Harbor tasks"):
         list(checked_rows(tmp_path))
+
+
+def test_tasks_that_could_have_separate_tests_are_noted(tmp_path: Path) -> None:
+    written = {"a": "", "b": "artifacts = ['/app/sum']", "c": "artifacts = ['/app/sum']\n[verifier.environment]"}
+    for name, config in written.items():
+        write_sum_task(tmp_path / "tasks" / name, config=config)
+    job = parse_job(changed(lambda spec: spec["data"]["train"].update(tasks=str(tmp_path / "tasks"))))
+    notes = [str(note) for note in check_data(job, renders=False).notes]
+    assert len(notes) == 1
+    assert "1 of 3 tasks name artifacts, but their tests run in the agent's machine (b)" in notes[0]

@@ -74,6 +74,35 @@ def test_every_field_of_a_task_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "is_separate"),
+    [
+        ("", False),
+        ("[verifier]\nenvironment_mode = 'shared'", False),
+        ("[verifier]\nenvironment_mode = 'separate'", True),
+        ("[verifier.environment]\ndocker_image = 'example.org/tests:1'", True),
+    ],
+)
+def test_tests_have_a_machine_of_their_own_where_the_task_says_so(
+    tmp_path: Path, config: str, is_separate: bool
+) -> None:
+    task = read_task(write_task(tmp_path, "artifacts = ['/app/out/', {source = '/srv/x'}]\n" + config))
+    assert (task.tests_environment is not None) == is_separate
+    assert task.artifacts == ("/logs/artifacts", "/app/out", "/srv/x")
+    assert task.tests_image() == ("example.org/tests:1" if "docker_image" in config else "")
+
+
+def test_images_are_built_of_the_environment_and_of_separate_tests(tmp_path: Path) -> None:
+    files = {"environment/Dockerfile": "FROM a", "tests/Dockerfile": "FROM b"}
+    shared = read_task(write_task(tmp_path / "shared", **files))
+    assert set(shared.images_to_build("here").values()) == {tmp_path / "shared" / "environment"}
+    separate = read_task(write_task(tmp_path / "own", "[verifier]\nenvironment_mode = 'separate'", **files))
+    assert separate.images_to_build("here") == {
+        separate.image("here"): tmp_path / "own" / "environment",
+        separate.tests_image("here"): tmp_path / "own" / "tests",
+    }
+
+
+@pytest.mark.parametrize(
     ("config", "network"),
     [
         ("", "public"),
@@ -114,13 +143,18 @@ def test_tasks_of_a_folder_come_in_the_order_of_their_names(tmp_path: Path) -> N
         ("[environment]\nworkdir = 'app'", "environment.workdir: String should match pattern '^/' ('app')"),
         ("[environment.tpu]\ntype = 'v5'", "environment.tpu: TPUs are not supported"),
         ("[[steps]]\nname = 'one'", "steps: tasks of several steps are not supported"),
-        (
-            "[verifier]\nenvironment_mode = 'separate'",
-            "verifier.environment_mode: Input should be 'shared' ('separate')",
-        ),
         ("[environment]\nallowed_hosts = ['a.org']", "allowed_hosts needs network_mode = 'allowlist'"),
         ("[environment]\nmemory = '2G'\nmemory_mb = 512", "memory is '2G': write one size, as memory_mb"),
         ("[environment]\nstorage = '2 apples'", "storage is '2 apples': write one size, as storage_mb"),
+        ("[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 2", "environment_mode is shared"),
+        ("[[verifier.collect]]\ncommand = 'x'", "verifier.collect: commands before artifacts are collected"),
+        ("artifacts = ['app/out']", "artifacts.0.source: Value error, is no absolute path without '..' ('app/out')"),
+        ("artifacts = ['/app/../tests']", "artifacts.0.source: Value error, is no absolute path"),
+        ("artifacts = ['/tests/helper.sh']", "artifacts.0.source: Value error, would replace tests, programs"),
+        ("artifacts = ['/app', '//usr/bin/']", "artifacts.1.source: Value error, would replace tests, programs"),
+        ("artifacts = [{source = '/logs'}]", "artifacts.0.source: Value error, would replace tests, programs"),
+        ("artifacts = [{source = '/app', service = 'db'}]", "artifacts.0.service: Input should be 'main' ('db')"),
+        ("artifacts = [{source = '/app', exclude = ['x']}]", "artifacts.0.exclude: is unknown: remove it"),
         ("schema_version = '2.0'", "schema_version '2.0' is unknown. Known are 1.0 to 1.4"),
         ("[environment", "task t: task.toml or instruction.md cannot be read"),
     ],

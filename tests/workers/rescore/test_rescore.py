@@ -14,7 +14,12 @@ import pyarrow.parquet
 import pytest
 
 from builders import make_body, make_generation, make_prompt, make_sample
+from harbor_tasks import write_sum_task
+from namespaces import HAS_NAMESPACES
+from plaudit_job.tasks import read_task
 from plaudit_metrics.sources.sample_schema import COLUMNS
+from plaudit_reward.machines import KEPT, KeptMachines
+from plaudit_reward.providers import MachineChoice, ProcessProvider
 from plaudit_wire.records import AgentReward, CallRecord, GroupRecord, ScoringRecord, Stamps, TurnRecord
 from plaudit_workers.cli import EXIT_REFUSED, main
 from plaudit_workers.commands.rescore import ScoreChange, ScoreComparison, rank_correlation
@@ -254,3 +259,54 @@ def test_conversations_are_scored_as_in_the_run(job: Any, tmp_path: Path) -> Non
     assert done["scorer/tools/value"] == 0.75
     assert done["scorer/held/value"] == 100.0
     assert (failed["outcome"], failed["score"]) == ("timeout", None)
+
+
+KEEPING_JOB = """
+apiVersion: plaudit.dev/v1alpha1
+kind: RLJob
+metadata: {name: keeps}
+spec:
+  model: {source: model}
+  data: {train: {tasks: task}}
+  algorithm: {steps: 1}
+  trainer: {}
+  rollout: {agent: {kind: tools, tools: [{sandbox: bash}], toolParser: hermes}}
+  reward: {scorers: [{name: tests, kind: verifier}]}
+"""
+
+
+@pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
+def test_kept_machines_are_tested_again_by_the_tests_as_they_are_now(
+    stored: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o755)
+    task = read_task(write_sum_task(tmp_path / "task"))
+    kept = KeptMachines(tmp_path / KEPT, ProcessProvider(MachineChoice()))
+    for name, answer in (("t-0-1.0/0-aa", "7"), ("t-0-1.0/0-bb", "none"), ("t-0-1.0/1-cc", "8")):
+        (folder := kept.folder / name).mkdir(parents=True)
+        kept.provider.make(folder, task)
+        (folder / "files" / "app" / "sum").write_text(answer)
+    (kept.folder / "t-0-1.0/0-aa/verdict-tests.json").write_text('{"outcome": "scored", "value": 0.0}')
+    rows = [("t-0-1.0", index, "done", 0.0) for index in range(3)]
+    samples = stored("step-000001-i1.parquet", *rows)
+    table = pyarrow.parquet.read_table(f"{samples}/step-000001-i1.parquet").to_pylist()
+    extra = json.dumps({"task": str(task.folder), "digest": "of the run"})
+    table = [row | {"extra_info_json": extra} for row in table]
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(table, schema=pyarrow.schema(COLUMNS)), f"{samples}/step-000001-i1.parquet"
+    )
+    (tmp_path / "keeps.yaml").write_text(KEEPING_JOB)
+    arguments = ["rescore", samples, "--job", str(tmp_path / "keeps.yaml"), "--json", "-o", str(tmp_path / "o.jsonl")]
+    assert main(arguments) == 0
+    lines = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    assert [(line["outcome"], line["score"]) for line in lines] == [
+        ("scored", 1.0),
+        ("scored", 0.0),
+        ("data_error", None),
+    ]
+    assert "was not kept" in lines[2]["scorer/tests/reason"]
+    assert (kept.folder / "t-0-1.0/0-aa/verdict-tests.json").read_text() == '{"outcome": "scored", "value": 0.0}'
+    capsys.readouterr()
+    kept.folder.rename(tmp_path / "elsewhere")
+    assert main(arguments[:4]) == EXIT_REFUSED
+    assert "only machines that sandboxes.keep kept can be tested again" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """``plaudit images-of FOLDER``: build the image of each Harbor task that brings a Dockerfile, before any run.
 
-An image is tagged with the digest of its ``environment/``, so that equal folders are built once and a changed one is
-built anew. A run builds nothing.
+An image is tagged with the digest of its folder, ``environment/`` or ``tests/`` (of separate tests), so that equal
+folders are built once and a changed one is built anew. A run builds nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from plaudit_job.tasks import Task, TaskError, read_tasks
@@ -38,18 +39,22 @@ def images_of(arguments: argparse.Namespace) -> int:
         raise RefusedError(str(error)) from error
     registry = arguments.push.rstrip("/") or _LOCAL
     problems: dict[str, str] = {}
-    to_build = {task.image(registry): task for task in tasks if task.image(registry) != task.image("")}
+    to_build = {image: (folder, task) for task in tasks for image, folder in task.images_to_build(registry).items()}
     if to_build:
         build = _builder()
-        for image, task in to_build.items():
-            if problem := _built(build, image, task, push=bool(arguments.push)):
+        for image, (folder, task) in to_build.items():
+            limit_s = task.config.environment.build_timeout_sec
+            if problem := _built(build, image, folder, limit_s, push=bool(arguments.push)):
                 problems[image] = problem
-    found = [
-        {"task": task.name, "image": task.image(registry), "problem": problems.get(task.image(registry), "")}
-        for task in tasks
-    ]
+    images = [(task, image) for task in tasks for image in dict.fromkeys([task.image(registry), *_own(task, registry)])]
+    found = [{"task": task.name, "image": image, "problem": problems.get(image, "")} for task, image in images]
     print(json.dumps(found) if arguments.json else "\n".join(_lines(found)))
     return EXIT_FAILED if problems else EXIT_DONE
+
+
+def _own(task: Task, registry: str) -> list[str]:
+    """Return the image of a task's separate tests, if they have one."""
+    return [image] if (image := task.tests_image(registry)) else []
 
 
 def _builder() -> ContainerEngine:
@@ -62,14 +67,13 @@ def _builder() -> ContainerEngine:
         raise ConfigurationError(f"{error}, or buildah") from error
 
 
-def _built(builder: ContainerEngine, image: str, task: Task, *, push: bool) -> str:
+def _built(builder: ContainerEngine, image: str, folder: Path, limit_s: float, *, push: bool) -> str:
     """Build an image that is not here yet, and push it; return the problem, or nothing."""
-    folder = task.folder / "environment"
     if not _is_here(builder, image):
         command = ["build", *_BUILD_OPTIONS[builder.program], "--tag", image, str(folder)]
-        if problem := _problem(builder, command, task.config.environment.build_timeout_sec):
+        if problem := _problem(builder, command, limit_s):
             return problem
-    return _problem(builder, ["push", image], task.config.environment.build_timeout_sec) if push else ""
+    return _problem(builder, ["push", image], limit_s) if push else ""
 
 
 def _is_here(builder: ContainerEngine, image: str) -> bool:

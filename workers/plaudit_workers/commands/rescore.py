@@ -54,11 +54,12 @@ def rescore(arguments: argparse.Namespace) -> int:
     if arguments.output is not None and arguments.output.suffix not in (".jsonl", ".parquet"):
         raise RefusedError(f"--output {arguments.output}: end its name in .parquet or .jsonl")
     opening: AbstractAsyncContextManager[StoredScorers]
+    samples = samples_path(arguments.samples, arguments.runs_folder)
     if arguments.url:
         opening = scorers_of_service(arguments.url, os.environ.get("PLAUDIT_TOKEN", ""))
     else:
-        opening = scorers_of_job(load_job(arguments.job))
-    files = sample_files(samples_path(arguments.samples, arguments.runs_folder))
+        opening = scorers_of_job(load_job(arguments.job), (samples.parent if samples.is_file() else samples).parent)
+    files = sample_files(samples)
     comparison, failures = ScoreComparison(arguments.changes), FailureCounts()
     show_logs()
 

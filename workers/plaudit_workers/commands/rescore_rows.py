@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, cast
@@ -23,12 +24,15 @@ import pyarrow.parquet
 import plaudit_client
 from plaudit_job.spec.rljob import RLJob
 from plaudit_metrics.sources.sample_schema import LATER_SCORER_INPUT, SCORER_INPUT, scorer_input
+from plaudit_reward.machines import KEPT, KeptMachines
+from plaudit_reward.providers import provider_of
 from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.plain import plain
 from plaudit_wire.records import Outcome, Sample, ScorerRecord, ScoringRecord
 from plaudit_workers.commands.score import scored_in_order
 from plaudit_workers.data_files import parquet_rows
-from plaudit_workers.service.build import build_pipeline, scoring_version
+from plaudit_workers.process import model_servers
+from plaudit_workers.service.build import BuildContext, build_pipeline, scoring_version
 from plaudit_workers.service.client import ServiceError
 
 _ROWS_AT_A_TIME = 256
@@ -293,9 +297,20 @@ class ServiceScorers:
 
 
 @asynccontextmanager
-async def scorers_of_job(job: RLJob) -> AsyncIterator[JobScorers]:
-    """Open a job's scorers; close them afterwards."""
-    pipeline = await build_pipeline(job.spec.reward, "rescore")
+async def scorers_of_job(job: RLJob, run_folder: Path) -> AsyncIterator[JobScorers]:
+    """Open a job's scorers; close them afterwards. Tests run again in the machines that the run kept.
+
+    Raises ``RefusedError``.
+    """
+    reward, sandboxes = job.spec.reward.rewarding, job.spec.sandboxes
+    context = BuildContext(reward, "rescore", model_servers=model_servers())
+    if any(scorer.kind == "verifier" for scorer in reward.scorers):
+        folder = run_folder / KEPT
+        if not folder.is_dir():
+            raise RefusedError(f"there is no {folder}: only machines that sandboxes.keep kept can be tested again")
+        machines = KeptMachines(folder, provider_of(sandboxes, run_folder))
+        context = replace(context, machines=machines, max_concurrent_tests=sandboxes.max_concurrent)
+    pipeline = await build_pipeline(reward, "rescore", context)
     try:
         yield JobScorers(job, pipeline)
     finally:

@@ -19,7 +19,7 @@ from pathlib import Path
 from plaudit_job.tasks import Task, TaskError, expand, read_tasks
 from plaudit_reward.providers import PROVIDERS, MachineChoice, Provider, TaskMachine
 from plaudit_sandbox.machine import CommandEnd
-from plaudit_sandbox.verification import Verdict, verify
+from plaudit_sandbox.verification import Verdict
 from plaudit_wire.errors import DataError, InfrastructureError, RefusedError
 from plaudit_wire.printable import printable
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED
@@ -135,13 +135,8 @@ async def _verified(
     """Return the tests' verdict; add what is wrong with the tests themselves to the problems."""
     verifier = task.config.verifier
     try:
-        verdict = await verify(
-            machine.machine,
-            task.folder / "tests",
-            timeout_s=verifier.timeout_sec,
-            environment=expand(task.config.environment.env) | expand(verifier.env),
-            directory=machine.directory,
-        )
+        variables = expand(task.config.environment.env) | expand(verifier.env)
+        verdict = await machine.verify(task, timeout_s=verifier.timeout_sec, environment=variables)
     except (DataError, InfrastructureError, TaskError) as error:
         problems.append(f"after {who}: {error}")
         return None

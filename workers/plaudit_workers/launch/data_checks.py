@@ -25,6 +25,7 @@ from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rewards import ScorerSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec, ValidationDataSpec
+from plaudit_job.tasks import read_tasks
 from plaudit_reward.rules.scorer import ground_truth_problem, rule_of
 from plaudit_wire.errors import ConfigurationError, RefusedError, described
 from plaudit_workers.agents.processes import described_tools
@@ -106,7 +107,19 @@ def _check_sections(job: RLJob, report: DataReport, renderer: PromptRenderer | N
         pass_ = _Pass(job, section, renderer, facts if section is job.spec.data.train else None)
         problem = pass_.problem(name, path)
         report.problems += [problem] if problem else pass_.rules.problems(name, path)
-        report.notes += [] if report.problems else pass_.notes(name, path)
+        report.notes += [] if report.problems else [*pass_.notes(name, path), *_shared_tests(name, path)]
+
+
+def _shared_tests(name: str, path: str) -> Iterator[Problem]:
+    """Yield a note on tasks that name what their tests need, and still test in the agent's machine."""
+    if name.endswith(".tasks"):
+        tasks = list(read_tasks(Path(path)))
+        names = [each.name for each in tasks if each.config.artifacts and not each.tests_environment]
+        if names:
+            part = f"{len(names):,} of {len(tasks):,} tasks name artifacts"
+            message = f"{path}: {part}, but their tests run in the agent's machine ({names[0]})"
+            remedy = "With verifier.environment_mode = 'separate' in task.toml their tests see the artifacts alone"
+            yield Problem(name, message, remedy)
 
 
 def data_sections(job: RLJob) -> dict[str, tuple[str, TrainDataSpec]]:

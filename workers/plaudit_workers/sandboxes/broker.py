@@ -30,7 +30,7 @@ from plaudit_reward.machines import sample_of, task_of
 from plaudit_reward.providers import TaskMachine, WarmProvider
 from plaudit_reward.served_machines import ClaimedMachine, ClaimRequest, RunRequest, VerifyRequest
 from plaudit_sandbox.machine import CommandEnd
-from plaudit_sandbox.verification import Verdict, verify
+from plaudit_sandbox.verification import Verdict
 from plaudit_wire.errors import DataError, InfrastructureError, ScoringError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.sandboxes.places import WARM, Places
@@ -337,13 +337,7 @@ class Broker:
         held.state = "verifying"
         try:
             with self._series.timed("verify"):
-                return await verify(
-                    held.made.machine,
-                    task.folder / "tests",
-                    timeout_s=request.timeout_s,
-                    environment=request.environment,
-                    directory=held.made.directory,
-                )
+                return await held.made.verify(task, timeout_s=request.timeout_s, environment=request.environment)
         finally:
             held.state = "claimed"
 
