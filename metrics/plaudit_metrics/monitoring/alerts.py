@@ -556,7 +556,7 @@ def _late() -> dict[str, str]:
     }
 
 
-_SUM_WINDOWS = (("30m", 4), ("1h", 4), ("3h", 4), ("5h", 2))
+_SUM_WINDOWS = (("30m", "1m", 4), ("1h", "2m", 4), ("3h", "5m", 4), ("5h", "10m", 2))
 """The shortest window with so many closed steps counts: in an asynchronous schedule waits alternate."""
 
 
@@ -578,19 +578,22 @@ def _of_steps(sums: str, matching: str = "") -> str:
     """Return a share of the steps' seconds: the sum of the parts by the sum of the whole, over several steps.
 
     The mean of the newest step's share over time would weigh each step by the length of the next one. Where Prometheus
-    has seen fewer closes, the newest step counts, unless it is the first, in which scorers and engines start.
+    has seen fewer closes, the newest step counts. The first step never does: scorers and engines start in it.
     """
+
+    def grown(counter: str, window: str, every: str, ignoring: str = "") -> str:
+        later = f"{counter} and {ignoring} plaudit_step >= 1".replace("  ", " ")
+        return f"({counter} - min_over_time(({later})[{window}:{every}]))"
+
     seconds, count = "plaudit_step_seconds_sum", "plaudit_step_seconds_count"
+    of_cause = "ignoring (cause)" if matching else ""
     parts = [
-        f"increase({sums}[{window}]) / {matching} (increase({seconds}[{window}])"
-        f" and increase({count}[{window}]) > {least - 0.5:g})"
-        for window, least in _SUM_WINDOWS
+        f"{grown(sums, *span, of_cause)} / {matching} ({grown(seconds, *span)} and {grown(count, *span)} >= {least})"
+        for *span, least in _SUM_WINDOWS
     ]
     newest = sums.replace("plaudit_step_", "plaudit_last_step_").replace("_seconds_sum", "_seconds")
-    whole = "(avg_over_time(plaudit_last_step_seconds[30m]) > 0 unless plaudit_step <= 1)"
-    name, _, selector = newest.partition("{")
-    newest = f"{name}{'{' if selector else ''}{selector}[30m]"
-    return "\nor ".join([*parts, f"avg_over_time({newest}) / {matching} {whole}"]).replace("  ", " ")
+    whole = "(plaudit_last_step_seconds > 0 unless plaudit_step <= 1)"
+    return "\nor ".join([*parts, f"{newest} / {matching} {whole}"]).replace("  ", " ")
 
 
 def _phases() -> dict[str, str]:
