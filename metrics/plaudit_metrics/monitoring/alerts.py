@@ -556,7 +556,7 @@ def _late() -> dict[str, str]:
     }
 
 
-_SUM_WINDOWS = (("30m", "1m", 4), ("1h", "2m", 4), ("3h", "5m", 4), ("5h", "10m", 2))
+_SUM_WINDOWS = (("30m:1m", 4), ("1h:2m", 4), ("3h:5m", 4), ("5h:10m", 2))
 """The shortest window with so many closed steps counts: in an asynchronous schedule waits alternate."""
 
 
@@ -581,15 +581,15 @@ def _of_steps(sums: str, matching: str = "") -> str:
     has seen fewer closes, the newest step counts. The first step never does: scorers and engines start in it.
     """
 
-    def grown(counter: str, window: str, every: str, ignoring: str = "") -> str:
+    def grown(counter: str, window: str, ignoring: str = "") -> str:
         later = f"{counter} and {ignoring} plaudit_step >= 1".replace("  ", " ")
-        return f"({counter} - min_over_time(({later})[{window}:{every}]))"
+        return f"({counter} - min_over_time(({later})[{window}]))"
 
     seconds, count = "plaudit_step_seconds_sum", "plaudit_step_seconds_count"
     of_cause = "ignoring (cause)" if matching else ""
     parts = [
-        f"{grown(sums, *span, of_cause)} / {matching} ({grown(seconds, *span)} and {grown(count, *span)} >= {least})"
-        for *span, least in _SUM_WINDOWS
+        f"{grown(sums, window, of_cause)} / {matching} ({grown(seconds, window)} and {grown(count, window)} >= {least})"
+        for window, least in _SUM_WINDOWS
     ]
     newest = sums.replace("plaudit_step_", "plaudit_last_step_").replace("_seconds_sum", "_seconds")
     whole = "(plaudit_last_step_seconds > 0 unless plaudit_step <= 1)"

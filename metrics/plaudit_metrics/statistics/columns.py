@@ -330,12 +330,14 @@ class _ScorerCollector:
             self._extras[name] = (total + value, count + 1, min(least, value), max(greatest, value))
 
     def columns(self) -> ScorerColumns:
-        *seconds, outcome = self._rows.columns()
+        value, limiter_s, held_s, retry_s, throttled_s, call_s, wait_s, outcome = self._rows.columns()
         extras = {
             name: ExtraFigures(total / count, least, greatest)
             for name, (total, count, least, greatest) in sorted(self._extras.items())
         }
-        return ScorerColumns(*seconds, outcome.astype(np.int64), extras)
+        return ScorerColumns(
+            value, limiter_s, held_s, retry_s, throttled_s, call_s, wait_s, outcome.astype(np.int64), extras
+        )
 
 
 MOST_TOOLS = 64
