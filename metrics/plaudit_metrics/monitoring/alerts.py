@@ -556,7 +556,7 @@ def _late() -> dict[str, str]:
     }
 
 
-_SUM_WINDOWS = (("30m:1m", 4), ("1h:2m", 4), ("3h:5m", 4), ("5h:10m", 2))
+_SUM_WINDOWS = (("30m", 4), ("1h", 4), ("3h", 4), ("5h", 2))
 """The shortest window with so many closed steps counts: in an asynchronous schedule waits alternate."""
 
 
@@ -577,20 +577,22 @@ def _steps() -> dict[str, str]:
 def _of_steps(sums: str, matching: str = "") -> str:
     """Return a share of the steps' seconds: the sum of the parts by the sum of the whole, over several steps.
 
-    The mean of the newest step's share over time would weigh each step by the length of the next one. Where Prometheus
-    has seen fewer closes, the newest step counts. The first step never does: scorers and engines start in it.
+    The mean of the newest step's share over time would weigh each step by the length of the next one. The first step
+    never counts, since scorers and engines start in it: while a window contains it, all later steps do. Where
+    Prometheus has seen fewer closes, the newest step counts.
     """
-
-    def grown(counter: str, window: str, ignoring: str = "") -> str:
-        later = f"{counter} and {ignoring} plaudit_step >= 1".replace("  ", " ")
-        return f"({counter} - min_over_time(({later})[{window}]))"
-
     seconds, count = "plaudit_step_seconds_sum", "plaudit_step_seconds_count"
-    of_cause = "ignoring (cause)" if matching else ""
     parts = [
-        f"{grown(sums, window, of_cause)} / {matching} ({grown(seconds, window)} and {grown(count, window)} >= {least})"
+        f"increase({sums}[{window}]) / {matching} (increase({seconds}[{window}])"
+        f" and increase({count}[{window}]) > {least - 0.5:g} and plaudit_step offset {window} >= 1)"
         for window, least in _SUM_WINDOWS
     ]
+
+    def later(counter: str, ignoring: str = "") -> str:
+        return f"({counter} - min_over_time(({counter} and {ignoring} plaudit_step >= 1)[5h:5m]))"
+
+    of_later = later(sums, "ignoring (cause)" if matching else "")
+    parts.append(f"{of_later} / {matching} ({later(seconds)} and {later(count)} >= 2)")
     newest = sums.replace("plaudit_step_", "plaudit_last_step_").replace("_seconds_sum", "_seconds")
     whole = "(plaudit_last_step_seconds > 0 unless plaudit_step <= 1)"
     return "\nor ".join([*parts, f"{newest} / {matching} {whole}"]).replace("  ", " ")
