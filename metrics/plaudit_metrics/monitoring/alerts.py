@@ -579,7 +579,7 @@ def _of_steps(sums: str, matching: str = "") -> str:
 
     The mean of the newest step's share over time would weigh each step by the length of the next one. The first step
     never counts, since scorers and engines start in it: while a window contains it, all later steps do, four at
-    least. Of steps that are too long for any window the newest counts.
+    least, or two that are long. Of steps that are too long for any window the newest counts.
     """
     seconds, count = "plaudit_step_seconds_sum", "plaudit_step_seconds_count"
     parts = [
@@ -591,8 +591,9 @@ def _of_steps(sums: str, matching: str = "") -> str:
     def later(counter: str, ignoring: str = "") -> str:
         return f"({counter} - min_over_time(({counter} and {ignoring} plaudit_step >= 1)[5h:5m]))"
 
+    enough = f"({later(count)} >= 4 or {later(count)} >= 2 unless increase({count}[1h]) > 1.5)"
     of_later = later(sums, "ignoring (cause)" if matching else "")
-    parts.append(f"{of_later} / {matching} ({later(seconds)} and {later(count)} >= 4)")
+    parts.append(f"{of_later} / {matching} ({later(seconds)} and {enough})")
     newest = sums.replace("plaudit_step_", "plaudit_last_step_").replace("_seconds_sum", "_seconds")
     whole = f"(plaudit_last_step_seconds > 0 unless plaudit_step <= 1 unless increase({count}[5h]) > 1.5)"
     return "\nor ".join([*parts, f"{newest} / {matching} {whole}"]).replace("  ", " ")
