@@ -24,7 +24,14 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, GroupScorer, Score, Scorer
 from plaudit_wire.backoff import backoff_s
-from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
+from plaudit_wire.errors import (
+    BusyError,
+    CallTimeoutError,
+    DataError,
+    InfrastructureError,
+    ScoreTimeoutError,
+    ScoringError,
+)
 from plaudit_wire.logs import get_logger
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Outcome, Sample, ScorerRecord
@@ -63,6 +70,8 @@ class AttemptsResult(Generic[T]):
     """The part of ``limiter_s`` that the endpoint requested."""
     retry_s: float
     """Failed attempts and the pauses between attempts."""
+    throttled_s: float
+    """The part of ``retry_s`` that the endpoint caused because it had too many requests."""
     call_s: float
     """The last attempt."""
     queued_s: float
@@ -86,27 +95,32 @@ async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowa
     time, so that many samples do not return to a broken service together. A service's Retry-After is added to the
     pause.
     """
-    limiter_s = held_s = retry_s = queued_s = 0.0
+    limiter_s = held_s = retry_s = throttled_s = call_s = queued_s = 0.0
+    number = 0
+
+    def ended(result: T | None, outcome: Outcome, reason: str | None) -> AttemptsResult[T]:
+        seconds = (limiter_s, held_s, retry_s, throttled_s, call_s, queued_s)
+        return AttemptsResult(result, outcome, reason, *seconds, number)
+
     for number in range(1, allowance.retries + 2):
         attempt = Attempt(min(allowance.call_s, allowance.budget_s - retry_s))
         if attempt.limit_s <= 0:
-            reason = "the sample's time was used up before it"
-            return AttemptsResult(None, "timeout", reason, 0.0, 0.0, 0.0, 0.0, 0.0, number)
+            return ended(None, "timeout", "the sample's time was used up before it")
         began = time.monotonic()
         result, error = await _once(call, attempt)
         limiter_s, held_s = limiter_s + attempt.waited_s, held_s + attempt.held_s
         queued_s += attempt.queued_s
         call_s = max(0.0, time.monotonic() - began - attempt.waited_s - attempt.queued_s)
         if error is None:
-            return AttemptsResult(result, "scored", None, limiter_s, held_s, retry_s, call_s, queued_s, number)
+            return ended(result, "scored", None)
         asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
         pause_s = (asked_s or 0.0) + backoff_s(number, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=(0.5, 1.5))
         out_of_budget = retry_s + call_s + pause_s >= allowance.budget_s
         if not isinstance(error, _RETRIED) or number > allowance.retries or out_of_budget:
-            reason = str(error)
-            return AttemptsResult(None, _outcome(error), reason, limiter_s, held_s, retry_s, call_s, queued_s, number)
+            return ended(None, _outcome(error), str(error))
         await asyncio.sleep(pause_s)
         retry_s += call_s + pause_s
+        throttled_s += call_s + pause_s if isinstance(error, BusyError) else 0.0
     raise AssertionError("the last attempt returns")
 
 
@@ -312,6 +326,7 @@ def record_of(score: Score, ended: AttemptsResult[Any]) -> ScorerRecord:
         limiter_s=ended.limiter_s,
         held_s=ended.held_s,
         retry_s=ended.retry_s,
+        throttled_s=ended.throttled_s,
         call_s=ended.call_s,
         wait_s=ended.queued_s,
         attempts=ended.attempts,

@@ -79,7 +79,7 @@ def test_names_and_texts_are_neither_markup_nor_escape_sequences(capsys: pytest.
     verdict = {"recent_verdict": evil, "step": 1, "verdict": evil, "explanation": evil}
     step = {"step": 1, "opened": 0.0, "closed": 1.0, "verdict": evil, "reward_pipeline/scorer/[/x]/reasons": evil}
     sample = {"group": evil, "index": 0, "wall_s": 1.0, "stages_s": {evil: 1.0}, "scoring": {"worker": evil}}
-    depth = {"undelivered": 1, "in_flight": 1, "oldest_undelivered_s": 0.0}
+    depth = {"undelivered": 1, "in_flight": 1, "oldest_undelivered_s": 0.0, "oldest_in_flight_s": 0.0}
     failure = {"scorer": evil, "outcome": "data_error", "reason": evil, "count": 1}
     failures = {"samples": 1, "unscored": 1, "failures": [failure]}
     overview = RunOverview(
@@ -112,6 +112,7 @@ def test_80_columns_without_colours_can_be_read(observed_run: Any) -> None:
         assert re.search(r"^ *\d+ .* [TGoqLSgrPR]{28,30} +[a-z-]+", row), row
     legend = next(line for line in lines if "T trainer" in line)
     assert "G generation" in legend
+    assert any("S score" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +190,14 @@ def test_every_line_of_a_frame_fits_a_narrow_terminal_and_can_be_read_without_co
     }  # fmt: skip
     steps = [{"step": n, "opened": 0.0, "closed": 45.2, "verdict": "reward-queue", **figures} for n in (12345, 12346)]
     verdict = {"recent_verdict": "generation", "step": 12346, "verdict": "reward-queue", "explanation": "word " * 40}
-    sample = {"group": "t-123456-1.0", "index": 11, "wall_s": 41.23, "scoring": {"worker": "reward-demo-7f6b9c-xk2lp"}}
+    sample = {
+        "group": "t-123456-1.0",
+        "index": 11,
+        "wall_s": 41.23,
+        "scoring": {"worker": "reward-demo-experiment-7f6b9c-xk2lp"},
+    }
     sample |= {"stages_s": {"generation": 20.1, "sample_queue": 12.2, "limiter": 6.1}}
-    depth = {"undelivered": 123, "in_flight": 64, "oldest_undelivered_s": 12.3}
+    depth = {"undelivered": 0, "in_flight": 64, "oldest_undelivered_s": 0.0, "oldest_in_flight_s": 47.2}
     worker = {"worker": "rollout-demo-7f6b9c-xk2lp", "slots": 64, "busy": 32, "version": "1.12345"}
     opened = {"waits_for": "scorer", "text": "step 12347, open for 45 s: 64 calls of slow in flight, the oldest 47 s"}
     overview = RunOverview("demo", verdict, steps, [sample], {"samples": depth}, [worker], open=opened)
@@ -200,7 +206,12 @@ def test_every_line_of_a_frame_fits_a_narrow_terminal_and_can_be_read_without_co
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if "…" in line]
-    for part in (r"12345 +0\.432 +45\.20 +3\.1% T+G+S+ +reward-queue", r"t-123456-1\.0/11 +41\.23", "32 of 64"):
+    for part in (
+        r"12345 +0\.432 +45\.20 +3\.1% T+G+S+ +reward-queue",
+        r"t-123456-1\.0/11 +41\.23",
+        "32 of 64",
+        "samples +0 +64 +47.2",
+    ):
         assert [line for line in lines if re.search(part, line)], part
 
 
@@ -214,3 +225,11 @@ def test_a_service_is_shown_with_its_scorers_and_the_end_of_a_run_with_its_reaso
     assert "a scoring service: 5 samples in the last whole minute, for 2 callers lately" in shown
     assert re.search(r"judge +1\.200 +2\.200 +3\.000 +2", shown)
     assert "the run failed (3): no such model" in shown
+
+
+def test_while_the_service_is_gone_nothing_old_is_called_new(capsys: pytest.CaptureFixture[str]) -> None:
+    opened = {"waits_for": "scorer", "text": "step 12, open for 45 s: 64 calls of slow in flight"}
+    Console(width=100).print(frame(RunOverview("r", open=opened), trouble="the service does not respond"))
+    shown = capsys.readouterr().out
+    assert shown.index("the service does not respond") < shown.index("when it last responded: step 12, open for 45 s")
+    assert "now:" not in shown

@@ -284,6 +284,28 @@ def test_a_scorer_whose_attempts_fail_is_named_though_its_last_one_is_fast() -> 
     assert failed not in explain("straggler", figures | {"straggler_s": 30.0})
 
 
+def test_an_endpoint_that_refuses_requests_is_named_with_the_time_that_this_took(sample: Build) -> None:
+    def judge(retries: list[float], throttled: float) -> dict[str, float]:
+        judges = (ScorerRecord("scored", 1.0, retry_s=s, throttled_s=throttled * s, call_s=0.2) for s in retries)
+        samples = [sample(index=index, scorers={"judge": judge}) for index, judge in enumerate(judges)]
+        return step_statistics(samples, waits=[], opened=START, closed=START + 20.0, update_s=2.0, trainer_version=1)
+
+    refused, throttled = "Requests of judge that its endpoint refused (429, too", judge([0.5, 0.0, 12.0], 1.0)
+    assert f"{refused} many requests), with the pauses after them, took 12.00 s" in explain(
+        "straggler", throttled | {"straggler_s": 9.0}
+    )
+    assert refused not in explain("straggler", throttled | {"straggler_s": 30.0})
+    assert "took 6.00 s of a sample: raise its quota" in explain("reward", judge([5.0, 7.0], 1.0))
+    assert "Attempts of judge that failed" in explain("reward", judge([5.0, 7.0], 0.3))
+
+
+@pytest.mark.parametrize(("tools_s", "named"), [(16.0, False), (2.9, True)])
+def test_a_tool_is_named_only_where_its_calls_are_most_of_the_time_in_tools(tools_s: float, named: bool) -> None:
+    calls = {"reward_pipeline/tool/press/call_s/p95": 0.5, "tool_call_counts/max": 3.0}
+    sentence = explain("tools", calls | {"reward_pipeline/tools_s/p95": tools_s})
+    assert ("The slowest is press" in sentence, "no call of a tool" in sentence) == (named, not named)
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 100)), min_size=1, max_size=20))
 def test_processes_are_advised_only_for_the_slowest_and_only_where_waiting_is_most_of_it(
     scorers: list[tuple[float, float]],

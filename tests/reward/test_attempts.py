@@ -12,7 +12,7 @@ import pytest
 from plaudit_reward import attempts
 from plaudit_reward.attempts import Allowance, attempt_until_answered
 from plaudit_reward.scorer import Attempt
-from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError, WorkerKilledError
+from plaudit_wire.errors import BusyError, DataError, InfrastructureError, ScoreTimeoutError, WorkerKilledError
 
 GENEROUS = Allowance(budget_s=60.0, call_s=math.inf, retries=2)
 
@@ -97,6 +97,16 @@ async def test_waits_retries_and_the_call_are_timed_apart(clock: Any) -> None:
     assert ended.call_s == pytest.approx(0.05)
     assert ended.retry_s >= 0.05
     assert ended.limiter_s + ended.retry_s + ended.call_s == pytest.approx(clock.now_s)
+
+
+@pytest.mark.usefixtures("quick_pauses")
+async def test_the_time_of_refused_requests_is_told_from_that_of_failures(clock: Any) -> None:
+    refused = await attempt_until_answered(failing(BusyError(""), None, takes_s=0.05, sleep=clock.sleep), GENEROUS)
+    assert refused.throttled_s == refused.retry_s > 0
+    failed = await attempt_until_answered(
+        failing(InfrastructureError(""), None, takes_s=0.05, sleep=clock.sleep), GENEROUS
+    )
+    assert failed.retry_s > failed.throttled_s == 0
 
 
 async def test_queueing_for_a_process_is_timed_apart_from_the_call_and_not_part_of_the_budget(clock: Any) -> None:

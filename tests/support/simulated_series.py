@@ -182,8 +182,8 @@ class Run:
             return self.cell.step_s + 85.0, 85.0
         if self.cell.scenario == "long second steps" and self.steps % 2:
             return self.cell.step_s + 1500.0, 0.0
-        if fault == "first step" and self.steps == 0:
-            return self.cell.step_s, 0.1 * self.cell.step_s
+        if fault == "first step" and self.steps == 0:  # scorers load their models
+            return self.cell.step_s + 900.0, 900.0 + 0.5 * self.cell.step_s
         if fault.startswith("alternating") and self.steps % 2:  # every second step waits for two
             share = int(fault.split()[1]) / 100
             waits_s = 2 * share * self.cell.step_s / (1 - share)

@@ -6,7 +6,8 @@ The tree of scoring; the type decides whether a retry is useful::
     ├── ConfigurationError     the job is invalid: refused before anything runs (file, function, argument, remedy)
     ├── DataError              this sample cannot be scored; never retried
     ├── InfrastructureError    the service that scores is broken or unreachable; retried within the sample's budget
-    │   └── WorkerKilledError  the process that ran the scorer died
+    │   ├── WorkerKilledError  the process that ran the scorer died
+    │   └── BusyError          the service works and asks for fewer requests (status 429)
     └── ScoreTimeoutError      the time limit passed; the call was stopped
         └── CallTimeoutError   a service did not answer one call in time; retried
 
@@ -56,6 +57,10 @@ class InfrastructureError(ScoringError):
 
 class WorkerKilledError(InfrastructureError):
     """The process that ran the scorer died (out of memory, killed)."""
+
+
+class BusyError(InfrastructureError):
+    """The service works, and has too many requests: status 429, or 503 with Retry-After."""
 
 
 class ScoreTimeoutError(ScoringError):

@@ -165,6 +165,8 @@ class ScorerRecord(_Result, frozen=True, omit_defaults=True):
     """The part of ``limiter_s`` that the endpoint requested (Retry-After), beside the configured limits."""
     retry_s: float = 0.0
     """Seconds of failed attempts and of the pauses between attempts."""
+    throttled_s: float = 0.0
+    """The part of ``retry_s`` that the endpoint caused because it had too many requests (status 429)."""
     call_s: float = 0.0
     """Seconds of the last attempt, ``wait_s`` excluded."""
     wait_s: float = 0.0

@@ -577,20 +577,26 @@ def _steps() -> dict[str, str]:
 def _of_steps(sums: str, matching: str = "") -> str:
     """Return a share of the steps' seconds: the sum of the parts by the sum of the whole, over several steps.
 
-    The mean of the newest step's share over time would weigh each step by the length of the next one. Where Prometheus
-    has seen fewer closes, the newest step counts, unless it is the first, in which scorers and engines start.
+    The mean of the newest step's share over time would weigh each step by the length of the next one. The first step
+    never counts, since scorers and engines start in it: while a window contains it, all later steps do, four at
+    least, or two that are long. Of steps that are too long for any window the newest counts.
     """
     seconds, count = "plaudit_step_seconds_sum", "plaudit_step_seconds_count"
     parts = [
         f"increase({sums}[{window}]) / {matching} (increase({seconds}[{window}])"
-        f" and increase({count}[{window}]) > {least - 0.5:g})"
+        f" and increase({count}[{window}]) > {least - 0.5:g} and plaudit_step offset {window} >= 1)"
         for window, least in _SUM_WINDOWS
     ]
+
+    def later(counter: str, ignoring: str = "") -> str:
+        return f"({counter} - min_over_time(({counter} and {ignoring} plaudit_step >= 1)[5h:5m]))"
+
+    enough = f"({later(count)} >= 4 or {later(count)} >= 2 unless increase({count}[1h]) > 1.5)"
+    of_later = later(sums, "ignoring (cause)" if matching else "")
+    parts.append(f"{of_later} / {matching} ({later(seconds)} and {enough})")
     newest = sums.replace("plaudit_step_", "plaudit_last_step_").replace("_seconds_sum", "_seconds")
-    whole = "(avg_over_time(plaudit_last_step_seconds[30m]) > 0 unless plaudit_step <= 1)"
-    name, _, selector = newest.partition("{")
-    newest = f"{name}{'{' if selector else ''}{selector}[30m]"
-    return "\nor ".join([*parts, f"avg_over_time({newest}) / {matching} {whole}"]).replace("  ", " ")
+    whole = f"(plaudit_last_step_seconds > 0 unless plaudit_step <= 1 unless increase({count}[5h]) > 1.5)"
+    return "\nor ".join([*parts, f"{newest} / {matching} {whole}"]).replace("  ", " ")
 
 
 def _phases() -> dict[str, str]:

@@ -88,7 +88,12 @@ LEAST_SAMPLES = 20
 EVIDENCE_STEPS = 32
 """At most so many of the newest steps, or ``RECENT_S``, tell whether a share of failures is chance, ..."""
 DOUBT = 4.9
-"""... with a probability of at most exp(-4.9) a look that it is (docs/metrics.md has the false alarms of it)."""
+"""... with a probability of at most exp(-4.9) a look that it is (docs/metrics.md has the false alarms of it), ..."""
+DOUBT_OF_A_LOOK = 0.15
+"""... and so much less for each further look at twice as many steps, ..."""
+DOUBT_OF_FEW = 0.6
+"""... and for fewer samples than ``ENOUGH_SAMPLES``, of which one more is a large share."""
+ENOUGH_SAMPLES = 64
 RECENT_STEPS = 10
 """The longest of so many steps is how long a step may take."""
 

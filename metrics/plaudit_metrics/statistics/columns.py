@@ -181,6 +181,8 @@ class ScorerColumns:
     held_s: Floats
     """The part of ``limiter_s`` in which the endpoint had asked for a pause."""
     retry_s: Floats
+    throttled_s: Floats
+    """The part of ``retry_s`` for which the endpoint had too many requests."""
     call_s: Floats
     wait_s: Floats
     """Seconds waiting for a free scorer process."""
@@ -299,7 +301,7 @@ class _ScorerCollector:
     """Collect the records of one scorer."""
 
     def __init__(self) -> None:
-        self._rows = PackedRows(7)
+        self._rows = PackedRows(8)
         self._extras: dict[str, tuple[float, int, float, float]] = {}
         """Name → sum, count, minimum and maximum."""
 
@@ -309,6 +311,7 @@ class _ScorerCollector:
             record.limiter_s,
             record.held_s,
             record.retry_s,
+            record.throttled_s,
             record.call_s,
             record.wait_s,
             _OUTCOME_CODES[record.outcome],
@@ -327,12 +330,14 @@ class _ScorerCollector:
             self._extras[name] = (total + value, count + 1, min(least, value), max(greatest, value))
 
     def columns(self) -> ScorerColumns:
-        value, limiter_s, held_s, retry_s, call_s, wait_s, outcome = self._rows.columns()
+        value, limiter_s, held_s, retry_s, throttled_s, call_s, wait_s, outcome = self._rows.columns()
         extras = {
             name: ExtraFigures(total / count, least, greatest)
             for name, (total, count, least, greatest) in sorted(self._extras.items())
         }
-        return ScorerColumns(value, limiter_s, held_s, retry_s, call_s, wait_s, outcome.astype(np.int64), extras)
+        return ScorerColumns(
+            value, limiter_s, held_s, retry_s, throttled_s, call_s, wait_s, outcome.astype(np.int64), extras
+        )
 
 
 MOST_TOOLS = 64

@@ -309,6 +309,8 @@ def _scorers(columns: SampleColumns) -> dict[str, float]:
         key = f"{_PIPELINE}/scorer/{name}"
         for seconds in ("call_s", "limiter_s", "retry_s", "wait_s"):
             statistics |= distribution(f"{key}/{seconds}", getattr(scorer, seconds))
+        if scorer.throttled_s.any():
+            statistics |= distribution(f"{key}/throttled_s", scorer.throttled_s)
         for extra, figures in scorer.extras.items():
             statistics |= {f"{key}/extra/{extra}/{figure}": value for figure, value in figures._asdict().items()}
         values = scorer.value[~np.isnan(scorer.value)]

@@ -348,6 +348,20 @@ _FAILED_ATTEMPTS = (
     "Attempts of {scorer} that failed, with the pauses after them, took {seconds:.2f} s of a sample: see why in the "
     "log of a reward worker, and whether fewer retries do."
 )
+_THROTTLED = (
+    "Requests of {scorer} that its endpoint refused (429, too many requests), with the pauses after them, took "
+    "{seconds:.2f} s of a sample: raise its quota, or lower the limits of {scorer} to what it allows."
+)
+
+
+def _of_retries(statistics: Mapping[str, float], scorer: str, place: str) -> str:
+    """Return a sentence on the failed attempts of a scorer, by their seconds at this place of the distribution."""
+    failed_s, throttled_s = (
+        statistics.get(f"reward_pipeline/scorer/{scorer}/{part}_s/{place}", 0.0) for part in ("retry", "throttled")
+    )
+    if throttled_s > HELD_SHARE * failed_s:
+        return _THROTTLED.format(scorer=scorer, seconds=throttled_s)
+    return _FAILED_ATTEMPTS.format(scorer=scorer, seconds=failed_s)
 
 
 def _taken_over(statistics: Mapping[str, float]) -> str:
@@ -392,6 +406,9 @@ def _slowest_tool(statistics: Mapping[str, float]) -> str:
     if not slow:
         return ""
     tool = max(slow, key=lambda name: slow[name])
+    calls = statistics.get("tool_call_counts/max", 1.0)
+    if calls * slow[tool] < HELD_SHARE * statistics.get("reward_pipeline/tools_s/p95", 0.0):
+        return "Most of it was in no call of a tool: look at how environments begin and end."
     median_s = statistics.get(f"reward_pipeline/tool/{tool}/call_s/p50", slow[tool])
     return f"The slowest is {tool}: {median_s:.2f} s at the median, {slow[tool]:.2f} s at the 95th percentile."
 
@@ -410,7 +427,7 @@ def _slowest_scorer(statistics: Mapping[str, float]) -> str:
     times = f"{slowest.median_s:.2f} s at the median, {slowest.slow_s:.2f} s at the 95th percentile"
     sentence = f"The slowest is {scorer}: {times}{share}."
     if slowest.retry_s > slowest.wait_s + slowest.call_s:
-        return f"{sentence} {_FAILED_ATTEMPTS.format(scorer=scorer, seconds=slowest.retry_s)}"
+        return f"{sentence} {_of_retries(statistics, scorer, 'mean')}"
     if slowest.wait_s <= slowest.call_s:
         return sentence
     return (
@@ -425,9 +442,7 @@ def _last_of_all(statistics: Mapping[str, float]) -> str:
     retried = {found[1]: value for name, value in statistics.items() if (found := key.fullmatch(name))}
     scorer = max(retried, key=lambda name: retried[name], default="")
     half_s = HELD_SHARE * statistics.get("straggler_s", math.inf)
-    failed = (
-        _FAILED_ATTEMPTS.format(scorer=scorer, seconds=retried[scorer]) if retried.get(scorer, 0.0) >= half_s else ""
-    )
+    failed = _of_retries(statistics, scorer, "max") if retried.get(scorer, 0.0) >= half_s else ""
     return " ".join(filter(None, (_taken_over(statistics), failed)))
 
 

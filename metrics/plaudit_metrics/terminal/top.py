@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -117,9 +118,8 @@ def frame(overview: RunOverview, trouble: str = "", width: int = _NARROW) -> Ren
     Names and texts come from users and their policies: control characters are replaced, and none is read as markup.
     """
     overview = RunOverview(*(_printable(getattr(overview, each.name)) for each in fields(overview)))
-    parts: list[RenderableType] = [_verdict(overview)]
-    if trouble:
-        parts.append(Text(printable(trouble), style="bold red"))
+    parts: list[RenderableType] = [Text(printable(trouble), style="bold red")] if trouble else []
+    parts.append(_verdict(overview, "when it last responded" if trouble else "now"))
     parts += _open_step_failures(overview.failures, "the service's start" if overview.service else "the newest step")
     if overview.service:
         parts.append(_scorers(overview.service))
@@ -142,16 +142,17 @@ def _printable(value: Any) -> Any:
     return [_printable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _verdict(overview: RunOverview) -> RenderableType:
+def _verdict(overview: RunOverview, when: str) -> RenderableType:
     text = Text()
     if overview.ended:
         text.append(f"{overview.ended}\n", style="bold")
     if overview.open:
         away = overview.open["waits_for"] == REDIS_AWAY
-        text.append(f"now: {overview.open['text']}\n", style="bold red" if away else "bold")
+        text.append(f"{when}: {overview.open['text']}\n", style="bold red" if away else "bold")
     if overview.verdict is None:
-        text.append(_rate(overview.service) if overview.service else "no step has closed yet")
-        return Panel(text, title=Text(overview.run))
+        none = "no step has closed" if overview.ended else "no step has closed yet"
+        text.append(_rate(overview.service) if overview.service else none)
+        return Panel(text, title=Text(overview.run), subtitle="q quits")
     text.append(f"the last steps together: {overview.verdict['recent_verdict']}", style="bold")
     text.append(f" · step {overview.verdict['step']}: {overview.verdict['verdict']}\n")
     text.append(overview.verdict["explanation"])
@@ -162,7 +163,9 @@ def _rate(service: Mapping[str, Any]) -> str:
     """Return how much a service scores, as a sentence."""
     whole = service["minutes"][-2:-1]
     rate = sum(minute["scored"] + minute["unscored"] for minute in whole)
-    return f"a scoring service: {rate} samples in the last whole minute, for {len(service['callers'])} callers lately"
+    callers = len(service["callers"])
+    noun = "caller" if callers == 1 else "callers"
+    return f"a scoring service: {rate} samples in the last whole minute, for {callers} {noun} lately"
 
 
 def _scorers(service: Mapping[str, Any]) -> Table:
@@ -230,9 +233,10 @@ def _bar(step: Mapping[str, Any]) -> Text:
 
 
 def _last_step(step: Mapping[str, Any]) -> RenderableType:
-    legend = Text()
-    for name, colour in _COLOURS.items():
-        legend.append(_LETTERS[name], style=f"reverse {colour}").append(f" {name.replace('_', ' ')}  ")
+    legend = Columns(
+        Text(_LETTERS[name], style=f"reverse {colour}").append(f" {name.replace('_', ' ')}", style="not reverse")
+        for name, colour in _COLOURS.items()
+    )
     quantiles = map(_right, ("p50 s", "p95 s", "max s"))
     stages = Table("stage", *quantiles, title="stages, newest step", expand=True, box=None)
     for stage in STAGES:
@@ -249,12 +253,12 @@ def _last_step(step: Mapping[str, Any]) -> RenderableType:
 
 
 def _queues(overview: RunOverview) -> Table:
+    """Return the table of streams; the oldest entry may be one that waits, or one that a process holds."""
     numbers = map(_right, ("waiting", "in progress", "oldest s"))
     table = Table("stream", *numbers, title="queues", expand=True, box=None)
     for name, depth in overview.streams.items():
-        table.add_row(
-            Text(name), str(depth["undelivered"]), str(depth["in_flight"]), f"{depth['oldest_undelivered_s']:.1f}"
-        )
+        oldest_s = max(depth["oldest_undelivered_s"], depth["oldest_in_flight_s"])
+        table.add_row(Text(name), str(depth["undelivered"]), str(depth["in_flight"]), f"{oldest_s:.1f}")
     return table
 
 
@@ -271,7 +275,8 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
 
 def _samples(samples: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
     title = "slowest samples, newest step"
-    table = Table("sample", _right("seconds"), "longest stages", "scored by", title=title, expand=True, box=None)
+    worker = Column("scored by", overflow="fold")
+    table = Table("sample", _right("seconds"), "longest stages", worker, title=title, expand=True, box=None)
     for sample in samples:
         longest = sorted(sample["stages_s"].items(), key=lambda stage: -stage[1])[: 3 if wide else 2]
         table.add_row(

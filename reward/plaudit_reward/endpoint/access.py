@@ -5,7 +5,6 @@ Every refusal becomes a typed error: retry, stop asking, or give this sample up.
 ::
 
     InfrastructureError
-    ├── BusyError               429, or 503 with Retry-After: the endpoint works and has too many requests
     ├── EndpointRefusedError    401, 403, 404, 405, 407, a redirect: its address, key or model is wrong
     └── CircuitOpenError        no request was sent: too many had failed
 """
@@ -28,17 +27,13 @@ from plaudit_reward.endpoint.budget import NEVER_SENT, Limiter, Passage
 from plaudit_reward.http import NoResponseError, Response, retry_after_s
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.backoff import backoff_s
-from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError, ScoringError
+from plaudit_wire.errors import BusyError, CallTimeoutError, DataError, InfrastructureError, ScoringError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 
 logger = get_logger(__name__)
 _REFUSALS = frozenset({401, 403, 404, 405, 407})
 _TRANSIENT = frozenset({408, 409, 425})
-
-
-class BusyError(InfrastructureError):
-    """The endpoint asks for fewer requests."""
 
 
 class EndpointRefusedError(InfrastructureError):

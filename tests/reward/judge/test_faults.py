@@ -15,12 +15,12 @@ import pytest
 from faulty_server import completion
 from plaudit_job.rules.answers import answer_schema
 from plaudit_reward.attempts import Rules, Stage
-from plaudit_reward.endpoint.access import BusyError, CircuitOpenError, EndpointRefusedError, EndpointUsage
+from plaudit_reward.endpoint.access import CircuitOpenError, EndpointRefusedError, EndpointUsage
 from plaudit_reward.endpoint.judge import JsonParser
 from plaudit_reward.http import ConnectionLostError, ResponseTooLargeError, retry_after_s
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.scorer import Attempt
-from plaudit_wire.errors import CallTimeoutError, DataError, InfrastructureError
+from plaudit_wire.errors import BusyError, CallTimeoutError, DataError, InfrastructureError
 from plaudit_wire.records import Sample
 
 Make = Callable[..., Any]

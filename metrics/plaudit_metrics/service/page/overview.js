@@ -63,7 +63,7 @@ export class Overview {
     this.scorers = element("div");
     this.samples = element("div");
     this.unscored = element("div");
-    this.empty = element("p", { class: "card empty" }, report === null ? "No step has closed yet. The first one will appear here." : NO_FIGURES);
+    this.empty = element("p", { class: "card empty", hidden: true }, report === null ? "No step has closed yet. The first one will appear here." : NO_FIGURES);
     this.ended = element("div", {}, endedPanel(report?.ended ?? null));
     this.auditors = new Map();
     this.service = null;

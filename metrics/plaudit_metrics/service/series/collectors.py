@@ -17,6 +17,9 @@ from prometheus_client.samples import Exemplar
 
 from plaudit_metrics.monitoring.rules import (
     DOUBT,
+    DOUBT_OF_A_LOOK,
+    DOUBT_OF_FEW,
+    ENOUGH_SAMPLES,
     EVIDENCE_STEPS,
     FEW_SAMPLES,
     IDLE_S,
@@ -171,7 +174,7 @@ class RecentMean:
         return max(self._total, 0.0) / self._count
 
 
-def share_bound(hits: float, count: int, *, upper: bool = False, doubt: float = DOUBT) -> float:
+def share_bound(hits: float, count: int, *, doubt: float, upper: bool = False) -> float:
     """Return a one-sided confidence bound of a share of which ``hits`` of ``count`` were seen.
 
     Chernoff's inequality: of all shares as far away, chance alone gives such counts with a probability of at most
@@ -222,9 +225,10 @@ class RecentLow:
         if self._window.is_idle:
             return None
         found, agreed = None, 1.0
-        for total, count in self._sums():
+        for look, (total, count) in enumerate(self._sums()):
             if count >= self._least:
-                found = max(found or 0.0, min(share_bound(total, count), agreed))
+                doubt = DOUBT + look * DOUBT_OF_A_LOOK + (DOUBT_OF_FEW if count < ENOUGH_SAMPLES else 0.0)
+                found = max(found or 0.0, min(share_bound(total, count, doubt=doubt), agreed))
                 agreed = min(agreed, share_bound(total, count, upper=True, doubt=_CONTRADICTS))
         return found
 
