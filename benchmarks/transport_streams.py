@@ -49,23 +49,24 @@ def make_prompt(position: int, incarnation: int) -> Prompt:
     )
 
 
-def make_body(prompt: Prompt, index: int) -> SampleBody:
-    """A response of 512 tokens."""
+def make_body(prompt: Prompt, index: int, tokens: int = TOKENS) -> SampleBody:
+    """A response of so many tokens."""
+    times, rest = divmod(tokens, TOKENS)
     return SampleBody(
-        response_ids=_IDS,
-        logprobs=_LOGPROBS,
-        loss_mask=_MASK,
+        response_ids=_IDS * times + _IDS[: 4 * rest],
+        logprobs=_LOGPROBS * times + _LOGPROBS[: 4 * rest],
+        loss_mask=_MASK * times + _MASK[:rest],
         version_spans=[(0, 1, 0)],
-        generation=GenerationRecord("rollout", 1.0, 64, TOKENS, 0, 0),
+        generation=GenerationRecord("rollout", 1.0, 64, tokens, 0, 0),
         sample=Sample(
             group=prompt.group,
             index=index,
             data_source=prompt.data_source,
             prompt=prompt.prompt,
-            response=TEXT,
+            response=TEXT * times + TEXT[: len(TEXT) * rest // TOKENS],
             ground_truth="42",
             extra_info={"sent": time.monotonic()},
-            response_tokens=TOKENS,
+            response_tokens=tokens,
         ),
     )
 

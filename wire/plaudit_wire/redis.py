@@ -134,10 +134,11 @@ class Outages:
 
 
 class _Connection:
-    """Add the three differences; mixed in before redis-py's own connection classes."""
+    """Add the three differences, and the reading of pipelines; mixed in before redis-py's own connection classes."""
 
     socket_timeout: float | None
     socket_connect_timeout: float | None
+    _parser: Any
 
     async def connect_check_health(self, check_health: bool = True, retry_socket_connect: bool = True) -> None:
         """Connect and authenticate once. Raises redis-py's ``TimeoutError`` after ``socket_connect_timeout``."""
@@ -168,11 +169,37 @@ class _Connection:
         try:
             return await connection.read_response(*arguments, **options)
         except ResponseError as error:
-            if not isinstance(error, _PASSING_CLASSES) and not str(error).startswith(_PASSING_CODES):
+            if not _passes(error):
                 raise
             if isinstance(error, ReadOnlyError):
                 await connection.disconnect(nowait=True)
             raise PassingRefusalError(str(error)) from error
+
+    async def read_responses(self, count: int) -> list[Any]:
+        """Read the responses to ``count`` commands of one pipeline; that to a refused one is the exception.
+
+        redis-py's ``read_response`` takes several coroutines for each. The caller limits the time, and disconnects
+        after an exception, such as ``PassingRefusalError`` from a server that has become read-only.
+        """
+        try:
+            responses = [await self._parser.read_response() for _ in range(count)]
+        except OSError as error:
+            raise RedisConnectionError(f"Error while reading from Redis: {error}") from error
+        return [_refusal(each) if isinstance(each, ResponseError) else each for each in responses]
+
+
+def _refusal(error: ResponseError) -> ResponseError | PassingRefusalError:
+    """Return a refusal that passes as ``PassingRefusalError``; raise it where a new connection may reach a master."""
+    if not _passes(error):
+        return error
+    passing = PassingRefusalError(str(error))
+    if isinstance(error, ReadOnlyError):
+        raise passing from error
+    return passing
+
+
+def _passes(error: ResponseError) -> bool:
+    return isinstance(error, _PASSING_CLASSES) or str(error).startswith(_PASSING_CODES)
 
 
 class PlainConnection(_Connection, Connection):

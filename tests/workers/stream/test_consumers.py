@@ -63,6 +63,7 @@ async def test_work_that_was_handed_back_is_taken_at_once_and_counts_as_new(run:
     next_worker = run.another(run.samples, "reward-1", renew_every_s=0.0)
     again = await next_worker.take(8)
     assert [delivery.deliveries for delivery in again] == [1, 1]
+    assert [delivery.new for delivery in (*deliveries, *again)] == [True, True, False, False]
     assert "redelivered:samples" not in await run.trainer.counters()
 
 

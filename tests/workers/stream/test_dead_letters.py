@@ -98,6 +98,7 @@ async def test_a_retried_prompt_generates_its_unpublished_samples(run: Any, make
     assert await letters.retry(letter) == "retried"
     [again] = await run.prompts.take(1)
     assert (await unpublished(transport, again.payload), again.deliveries) == ([0, 2], 1)
+    assert (prompt.new, again.new) == (True, False)
 
 
 @pytest.fixture

@@ -65,11 +65,13 @@ class PromptWork:
     async def _publish_missing(self, delivery: Delivery[Prompt], claim: Claim) -> None:
         prompt = delivery.payload
         await self.weights.hold(prompt.min_version)
-        indices = await self.transport.retry_through_outage(lambda: unpublished(self.transport, prompt))
-        claim.shrink_to(len(indices))
-        if not indices:
-            await discard(self.transport, delivery)
-            return
+        indices = list(range(prompt.n))
+        if not delivery.new:
+            indices = await self.transport.retry_through_outage(lambda: unpublished(self.transport, prompt))
+            claim.shrink_to(len(indices))
+            if not indices:
+                await discard(self.transport, delivery)
+                return
         failures = await self._generate(delivery, indices, claim)
         if failures:
             await dead_letter(self.transport, delivery, f"{len(failures)} samples failed: {failures[0]}")

@@ -134,12 +134,16 @@ class PolicyWeights:
         """Delete the local copy of the weights, if there is one."""
         await asyncio.to_thread(self._local.discard)
 
+    def holds(self, least: PolicyVersion | None = None) -> bool:
+        """Return True while a version of at least ``least`` is loaded, and no other is being loaded."""
+        return self.loading is None and self.held is not None and (least is None or self.held >= least)
+
     async def hold(self, least: PolicyVersion | None = None) -> None:
         """Return once ``watch`` has loaded a version of at least ``least``; it then looks at once.
 
         ``watch`` loads, not the caller: a prompt whose lease is lost must not interrupt a switch of weights.
         """
-        while self.loading is not None or self.held is None or (least is not None and self.held < least):
+        while not self.holds(least):
             self._wanted.set()
             await set_within(self._loaded, _POLL_S)
 

@@ -186,9 +186,9 @@ class RolloutWorker:
             await self._drain()
 
     async def _take(self, tasks: Supervised, consumer: Consumer[Prompt], stop: asyncio.Event) -> None:
-        if not await unless_stopped(stop, self._slots.wait_free()):
+        if not self._slots.free and not await unless_stopped(stop, self._slots.wait_free()):
             return
-        if not await unless_stopped(stop, self._weights.hold()):
+        if not self._weights.holds() and not await unless_stopped(stop, self._weights.hold()):
             return
         prompts = max(1, self._slots.free // self._options.samples_per_prompt)
         for delivery in await consumer.take(min(prompts, self._options.prompts_per_take)):

@@ -227,6 +227,8 @@ class Delivery(Generic[T]):
     digest: str = ""
     blamed: bool = False
     """It has lost several workers, the last of which worked on nothing else."""
+    new: bool = False
+    """No worker was given it before, and it is no dead letter that is retried: nothing of a prompt is published."""
     taken: float = field(default_factory=time.monotonic)
     """Monotonic seconds."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)

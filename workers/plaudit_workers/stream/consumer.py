@@ -272,9 +272,12 @@ class Consumer(Generic[T]):
             count=slots,
             block=round(self._options.block_s * 1000) or None,
         )
-        return await self._deliver(
-            [(ClaimedEntry(entry.decode(), 1, False), fields) for entry, fields in read_entries(reply)]
-        )
+        entries = [(ClaimedEntry(entry.decode(), 1, False), fields) for entry, fields in read_entries(reply)]
+        new = {entry.id for entry, fields in entries if b"retried" not in fields}
+        deliveries = await self._deliver(entries)
+        for delivery in deliveries:
+            delivery.new = delivery.entry_id in new
+        return deliveries
 
     async def _deliver(self, entries: Sequence[tuple[ClaimedEntry, dict[bytes, bytes]]]) -> list[Delivery[T]]:
         """Build deliveries of entries; end those that are not needed, dead-letter those that cannot be worked on."""

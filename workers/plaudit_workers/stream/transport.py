@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import RefusedError, StoppedError
@@ -345,7 +345,8 @@ class ScriptRunner:
         try:
             async with asyncio.timeout(_ANSWERED_WITHIN_S + sum(map(len, packed)) / _LEAST_BYTES_PER_S):
                 await connection.send_packed_command(packed)
-                return [await _reply(connection) for _ in packed]
+                replies: list[Any] = await connection.read_responses(len(packed))
+                return replies
         except BaseException:
             await connection.disconnect(nowait=True)  # replies may still arrive and would reach its next user
             raise
@@ -395,14 +396,3 @@ class _Request:
 def _bulk(text: str) -> bytes:
     data = text.encode()
     return b"$%d\r\n%b\r\n" % (len(data), data)
-
-
-async def _reply(connection: Any) -> Any:
-    try:
-        return await connection.read_response()
-    except PassingRefusalError as error:
-        if isinstance(error.__cause__, ReadOnlyError):
-            raise  # the connection is closed: a new one may reach the new master
-        return error
-    except ResponseError as error:
-        return error

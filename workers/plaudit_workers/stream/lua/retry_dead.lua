@@ -22,6 +22,7 @@ for i = about[2] or 0, about[2] or g.n - 1 do
 end
 if #back == 0 then return 'ended' end
 local entry = {'XADD', prefix .. f.stream, '*', f.sample and 'sample' or 'group', f.sample or f.group, 'record', f.record}
+entry[#entry + 1], entry[#entry + 2] = 'retried', letter -- samples of a prompt may be published already
 local again = redis.call(unpack(entry))
 for _, one in ipairs(back) do
   local i, published = one[1], one[2]
