@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from plaudit_job.spec.rollout import ColumnsSpec
-from plaudit_wire.plain import PlainDataError, json_value, plain, plain_json, plain_text, shown
+from plaudit_wire.plain import PlainDataError, json_value, plain, plain_json, plain_text
+from plaudit_wire.printable import shown
 
 REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
 """Columns that every row must have; ``extra_info`` is optional."""

@@ -47,7 +47,8 @@ from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.reward_service import document_model, job_of
 from plaudit_job.spec.rljob import TRAINING_SECTIONS, RLJob
 from plaudit_job.spec.section import Section, choices
-from plaudit_wire.plain import MOST_LEVELS, PlainDataError, plain, shown
+from plaudit_wire.plain import MOST_LEVELS, PlainDataError, plain
+from plaudit_wire.printable import shown
 
 _NOT_IN_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """Characters that JSON may hold as they are, and YAML only escaped, or in another sense."""

@@ -27,7 +27,8 @@ from pydantic import (
     model_validator,
 )
 
-from plaudit_wire.plain import plain, shown
+from plaudit_wire.plain import plain
+from plaudit_wire.printable import shown
 
 TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"

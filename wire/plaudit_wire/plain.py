@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
-from plaudit_wire.printable import printable
+from plaudit_wire.printable import MOST_SHOWN_CHARACTERS, shown
 
 MOST_LEVELS: Final = 64
 """Lists and mappings may be nested this deeply."""
@@ -35,7 +35,6 @@ MOST_UNITS: Final = 16 << 20
 """The largest value: each of its characters counts 1, each of its parts 16. It also bounds a list that holds itself."""
 _PART_UNITS = 16
 _INTEGERS = range(-(2**63), 2**64)
-_SHOWN_CHARACTERS = 60
 _SHOWN_PATH_CHARACTERS = 160
 _AS_TEXT = (decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
 _FINE_TIMES = re.compile(r".*\[[npfa]s\]")
@@ -149,16 +148,6 @@ def plain_text(text: str) -> str:
     return text
 
 
-def shown(value: Any) -> str:
-    """Return a value for a message, shortened and safe to print."""
-    try:
-        text = repr(value)
-    except Exception:  # the value's own code
-        text = f"a {type(value).__name__}"
-    text = printable(text)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
-
-
 class _Walk:
     """Walks one value and counts its size."""
 
@@ -236,7 +225,7 @@ class _Walk:
             try:
                 kept[name] = self.plain(value, level + 1)
             except PlainDataError as error:
-                raise error.within(name[:_SHOWN_CHARACTERS]) from None
+                raise error.within(name[:MOST_SHOWN_CHARACTERS]) from None
         return kept
 
     def _key(self, key: Any) -> str:

@@ -1,7 +1,10 @@
-"""Make untrusted text (a run's name, a response, a user's error message) safe to print on a terminal."""
+"""Make untrusted text and values (a run's name, a response, a user's error message) safe to print on a terminal."""
 
 from __future__ import annotations
 
+from typing import Any, Final
+
+MOST_SHOWN_CHARACTERS: Final = 60
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -13,3 +16,13 @@ def printable(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in keep else _REPLACEMENT for each in text)
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message, shortened and safe to print."""
+    try:
+        text = repr(value)
+    except Exception:  # the value's own code
+        text = f"a {type(value).__name__}"
+    text = printable(text)
+    return text if len(text) <= MOST_SHOWN_CHARACTERS else text[: MOST_SHOWN_CHARACTERS - 1] + "…"

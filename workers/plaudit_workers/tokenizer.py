@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.plain import shown
+from plaudit_wire.printable import shown
 
 if TYPE_CHECKING:
     from plaudit_job.spec.algorithm import ModelSpec

@@ -33,7 +33,8 @@ from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.logs import get_logger
-from plaudit_wire.plain import plain, shown
+from plaudit_wire.plain import plain
+from plaudit_wire.printable import shown
 from plaudit_wire.records import Sample
 
 logger = get_logger(__name__)

@@ -18,7 +18,7 @@ from yarl import URL
 from plaudit_reward.functions.result import extra_of
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError, InfrastructureError
-from plaudit_wire.plain import shown
+from plaudit_wire.printable import shown
 from plaudit_wire.records import Outcome, Sample
 
 ShapeName = Literal["plaudit", "slime", "openrlhf", "nemo-gym", "sandbox-fusion"]

@@ -20,7 +20,8 @@ from typing import Any, Literal
 import msgspec
 
 from plaudit_reward.scorer import Score
-from plaudit_wire.plain import PlainDataError, plain, plain_text, shown
+from plaudit_wire.plain import PlainDataError, plain, plain_text
+from plaudit_wire.printable import shown
 from plaudit_wire.records import OUTCOMES
 
 _MAX_TEXT_CHARACTERS = 2_000

@@ -23,7 +23,7 @@ from plaudit_reward.rules.string_rules import (
     search_targets,
 )
 from plaudit_wire.errors import DataError
-from plaudit_wire.plain import shown
+from plaudit_wire.printable import shown
 
 _MOST_CHARACTERS = 10_000
 _PLACEHOLDERS = frozenset(("proof", "notfound", "not found", "n/a", "null", "nan", "tbd", "todo", "[invalid]"))

@@ -27,7 +27,8 @@ import msgspec
 from plaudit_reward.functions.forms import named, parameters_of, takes_any
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
-from plaudit_wire.plain import plain, shown
+from plaudit_wire.plain import plain
+from plaudit_wire.printable import shown
 from plaudit_workers.agents.functions import (
     LoadedTool,
     ToolAnswer,

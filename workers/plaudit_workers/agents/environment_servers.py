@@ -20,7 +20,7 @@ from plaudit_reward.http import bounded_body
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
-from plaudit_wire.plain import shown
+from plaudit_wire.printable import shown
 from plaudit_workers.agents.environment import Environment, Messages, with_observation
 from plaudit_workers.agents.functions import (
     LoadedTool,

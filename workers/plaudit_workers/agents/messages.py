@@ -36,7 +36,8 @@ import msgspec
 
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.messages import PolicyVersion, Prompt
-from plaudit_wire.plain import PlainDataError, plain, plain_text, shown
+from plaudit_wire.plain import PlainDataError, plain, plain_text
+from plaudit_wire.printable import shown
 from plaudit_wire.records import AgentReward, CallRecord, SandboxRecord
 
 

@@ -22,7 +22,7 @@ import aiohttp
 from plaudit_reward.http import MAX_RESPONSE_BYTES, ConnectionLostError, bounded_body, bounded_parts
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, ScoringError
 from plaudit_wire.messages import Prompt
-from plaudit_wire.plain import shown
+from plaudit_wire.printable import shown
 from plaudit_workers.agents.environment import Environment, Messages
 from plaudit_workers.agents.environment_servers import (
     OPEN_REWARD_ROUTE,

@@ -27,7 +27,8 @@ from plaudit_sandbox.confinement import hide_neighbours
 from plaudit_sandbox.lifetime import end_when_closed
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.frames import Frames, frame, signal_name
-from plaudit_wire.plain import plain, plain_text, shown
+from plaudit_wire.plain import plain, plain_text
+from plaudit_wire.printable import shown
 from plaudit_wire.records import AgentReward
 from plaudit_workers.agents.environment import answer
 from plaudit_workers.agents.functions import cut_text, error_text

@@ -35,7 +35,8 @@ from plaudit_reward.pipeline import Pipeline
 from plaudit_sandbox.machine import remove
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody
-from plaudit_wire.plain import PlainDataError, plain, shown
+from plaudit_wire.plain import PlainDataError, plain
+from plaudit_wire.printable import shown
 from plaudit_wire.records import AgentReward, GroupRecord, ScoringRecord, Stamps
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.commands.samples import sample_lines

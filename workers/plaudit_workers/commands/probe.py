@@ -38,7 +38,8 @@ from plaudit_reward.probes import (
     verdicts_for,
 )
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.plain import plain_text, shown
+from plaudit_wire.plain import plain_text
+from plaudit_wire.printable import shown
 from plaudit_wire.records import Sample, ScoringRecord
 from plaudit_workers.commands.trial import first_rows, reward_without_servers, right_answer, row_sample, show_logs
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED

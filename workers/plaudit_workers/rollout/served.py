@@ -22,7 +22,8 @@ from plaudit_reward.http import HttpClient, NoResponseError, Response, error_mes
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import CallTimeoutError, ConfigurationError, RefusedError
 from plaudit_wire.messages import Sampling
-from plaudit_wire.plain import PlainDataError, plain, shown
+from plaudit_wire.plain import PlainDataError, plain
+from plaudit_wire.printable import shown
 from plaudit_workers.agents.messages import FinishedSample
 from plaudit_workers.rollout.agents.tool_calls import opens_reasoning
 from plaudit_workers.rollout.engine import Chat, EngineFailedError, RequestRefusedError, SampleRequest

@@ -25,7 +25,8 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import RecordError, Service, decode
 from plaudit_wire.names import Names
-from plaudit_wire.plain import plain_text, shown
+from plaudit_wire.plain import plain_text
+from plaudit_wire.printable import shown
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.redis import OUTAGE, RedisAddress
 from plaudit_workers.process import set_within

@@ -10,7 +10,8 @@ import msgspec
 
 from plaudit_job.data_row import extra_info_of
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.plain import PlainDataError, plain, plain_json, shown
+from plaudit_wire.plain import PlainDataError, plain, plain_json
+from plaudit_wire.printable import shown
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
 from plaudit_workers.data_files import BYTE_ORDER_MARK, parquet_rows, whole_line
 

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from plaudit_reward.endpoint.shapes import GatewayShape
-from plaudit_wire.plain import mended_json, plain, plain_json, shown
+from plaudit_wire.plain import mended_json, plain, plain_json
+from plaudit_wire.printable import shown
 from plaudit_workers.service.lines import SampleInput, sample_input
 from plaudit_workers.stream.sessions import LARGEST_GROUP
 

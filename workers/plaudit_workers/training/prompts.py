@@ -17,7 +17,7 @@ from plaudit_job.data_row import IMAGES_COLUMN, DataRow
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import PassRateSpec
 from plaudit_wire.errors import described
-from plaudit_wire.plain import shown
+from plaudit_wire.printable import shown
 from plaudit_workers.data_files import NumberedRow, RowError
 from plaudit_workers.images import ImageError, ImageProcessor, row_files, with_parts
 from plaudit_workers.tokenizer import ChatTemplate

@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt, Sampling
-from plaudit_wire.plain import PlainDataError, plain, shown
+from plaudit_wire.plain import PlainDataError, plain
+from plaudit_wire.printable import shown
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.rollout.agents.agent import Generate
 from plaudit_workers.rollout.agents.chat import ChatSuffix, decoded_turn, tool_call

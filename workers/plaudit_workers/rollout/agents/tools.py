@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 
 from plaudit_job.spec.rollout import AgentSpec
 from plaudit_wire.messages import Prompt
-from plaudit_wire.plain import shown
+from plaudit_wire.printable import shown
 from plaudit_wire.records import AgentReward, CallOutcome, CallRecord
 from plaudit_workers.agents.messages import (
     AskEnvironment,
