@@ -161,7 +161,7 @@ _UNIT_FRACTION = re.compile(
     rf"\\frac\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END})\s*\}}\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END}(?:\^\{{?\d\}}?)?)\s*\}}"
 )
 _OHM = re.compile(
-    r"(?<=\d)(?:\\[ ,;:]|[\s~])*(?:\\(?:text|mathrm)\{\s*([kM]?)\s*(?:\\Omega|[ΩΩ])\s*\}"
+    r"(?<=[\d}])(?:\\[ ,;:]|[\s~])*(?:\\(?:text|mathrm)\{\s*([kM]?)\s*(?:\\Omega|[ΩΩ])\s*\}"
     r"|(?:\\(?:text|mathrm)\{([kM])\}|([kM]))?\s*(?:\\Omega(?![a-zA-Z])|[ΩΩ]))"
 )
 _LITRES = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\ell(?![a-zA-Z])")

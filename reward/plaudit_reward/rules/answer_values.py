@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 
 from plaudit_reward.rules.answer_text import CLOSING, OPENING, WORD, WORD_END, closes, plain_text, split, words_of
 from plaudit_reward.rules.answer_types import (
@@ -39,8 +40,10 @@ from plaudit_reward.rules.expressions import (
     number,
     numeric,
     parsed,
+    renamed,
     symbols,
 )
+from plaudit_reward.rules.number_words import number_of_words
 from plaudit_reward.rules.quantities import (
     ABOUT,
     LABEL,
@@ -70,6 +73,11 @@ _HALF_OF_REALS = re.compile(r"ℝ\s*[_^]\s*\{?\s*([-+<>≤≥])\s*0?\s*\}?")
 _EXCEPT = re.compile(
     rf"{WORD}([^{WORD_END}]*?),? (?:except|but|other than|excluding)(?: for)?{WORD_END}\s*(?:[a-z]\s*=)?(.+)"
 )
+_EXCLUDED = re.compile(r"\s*([a-zA-Z])\s*≠\s*([^=≠<>≤≥∈]*(?:,|±|\x02)[^=≠<>≤≥∈]*)")
+"""As in ``x \\ne 0, 1``, where the sign goes for each of the numbers."""
+_POWER_OF_TEN = re.compile(r"(?:1|one) (?:with|followed by|and then) (.{1,40}) zeroe?s(?: (?:after|behind) it)?")
+_REASONED = re.compile(rf"{WORD}(?i:(yes|no|true|false))(?:{WORD_END})?\s*,?\s*{WORD}?(?i:because|since|as)\b")
+"""As in "Yes, because 3 divides 12", with formulas in the reason."""
 _CHOICES = re.compile("(?=[A-J]{2,6}\\Z)A?B?C?D?E?F?G?H?I?J?")
 _CHOICE = re.compile(
     r"\(?(?:(?i:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|\[([A-J])\]|([A-J])\s*(?=[.):]|\Z))\s*[.):]*\s*(.*)",
@@ -86,10 +94,12 @@ def read(text: str) -> Reading:
     plain = plain_text(text)
     if not any(sign.isalnum() or sign in "∞∅ℝℤℕℚℂ⦃" for sign in plain) or "\\sqrt{}" in plain:
         return ()
-    plain = ABOUT.sub("", LABEL.sub("", plain))
+    plain = _ONLY.sub("", ABOUT.sub("", LABEL.sub("", plain)))
     return (_spelled(plain),) if _depth(plain) > _MAX_DEPTH else _read(plain)
 
 
+_ONLY = re.compile(rf"(?<=\S)\s*{WORD}only{WORD_END}\Z|(?<=\S) only(?={WORD_END}\Z)")
+"""As in "I and III only"."""
 _MAX_DEPTH = 20
 
 
@@ -155,6 +165,14 @@ def _known_words(plain: str) -> list[Value]:
         return [Region((_LINE,))]
     if plain == "\\phi":  # often written for the empty set, and the other readers read the letter
         return [_EMPTY]
+    if excluded := _EXCLUDED.fullmatch(plain):
+        items = _both_signs(split(excluded[2], ",", ("and", "or")))
+        return [Named(excluded[1], (Region((_LINE,), (Bracketed("set", tuple(_read(item) for item in items)),)),))]
+    if zeros := _POWER_OF_TEN.fullmatch(words):
+        count = number_of_words(zeros[1]) or (int(zeros[1]) if zeros[1].isdecimal() else 0, 1, "")
+        return [Scalar(Node("^", (number(10), number(count[0]))))] if count[0] and count[1:] == (1, "") else []
+    if reasoned := _REASONED.match(plain):
+        return [Words(reasoned[1].casefold())]
     if words in ("infinity", "positive infinity", "infinite", "infinitely many"):
         return [Scalar(_INFINITY)]
     if words in ("negative infinity", "minus infinity"):
@@ -398,7 +416,7 @@ _RATIO_OF_NAMES = re.compile(r"[A-Za-z]{1,3}(?:\s*:\s*[A-Za-z]{1,3})+")
 
 
 def _tuple_of_names(text: str) -> bool:
-    return bool(re.fullmatch(r"\(\s*[a-zA-Z](_\{?\w+\}?)?(\s*,\s*[a-zA-Z](_\{?\w+\}?)?)+\s*\)", text))
+    return bool(re.fullmatch(r"\(\s*NAME(\s*,\s*NAME)+\s*\)".replace("NAME", r"(?:[a-zA-Z]|\\[a-z]+)\s*(_\{?\w+\}?)?"), text))
 
 
 def _contains(text: str, name: str) -> bool:
@@ -532,7 +550,8 @@ def _unit_vectors(plain: str) -> list[Value]:
     if len(items) < 2 or len(parts) < len(items) or "".join(item[0] for item in items) != plain:
         return []
     zero: Reading = (Scalar(number(0)),)
-    return [Bracketed("tuple", tuple(parts.get(name, zero) for name in ("ijk" if "k" in parts else "ij")))]
+    spaces = ("ijk",) if "k" in parts else ("ij", "ijk")
+    return [Bracketed("tuple", tuple(parts.get(name, zero) for name in names)) for names in spaces]
 
 
 def _set(inside: str) -> list[Value]:
@@ -540,12 +559,28 @@ def _set(inside: str) -> list[Value]:
     if builder:
         named = [value for value in _read(builder[2])[:-1] if isinstance(value, Named) and value.name == builder[1]]
         return [value for item in named for value in item.value]  # its variable may have any name
-    items = _both_signs([item for item in split(inside, ",;") if item.strip()])
-    return (
-        [Bracketed("set", tuple(_read(item) for item in items))]
-        if len(items) <= _MOST_ITEMS and "…" not in inside
-        else []
-    )
+    if family := _FAMILY.fullmatch(inside):
+        node = renamed(parsed(family["value"]), family["name"], "k")
+        return [Bracketed(f"family over {family['of']}", ((Scalar(node),),))]
+    items = _continued(_both_signs([item for item in split(inside, ",;") if item.strip()]))
+    return [Bracketed("set", tuple(_read(item) for item in items))] if 0 < len(items) <= _MOST_ITEMS else []
+
+
+_FAMILY = re.compile(r"(?P<value>[^|:∈]+)[|:]\s*(?P<name>[a-z])\s*∈\s*(?P<of>[ℤℕ])")
+"""As in ``2k | k ∈ ℤ``."""
+
+
+def _continued(items: list[str]) -> list[str]:
+    """Write out ``1, 3, …, 9``; return nothing where the dots have no end, or no known step."""
+    if not any("…" in item for item in items):
+        return items
+    *begin, dots, last = [item.strip() for item in items] if len(items) > 2 else ["", "", ""]
+    if dots != "…" or not all(re.fullmatch(r"-?\d{1,6}", item) for item in (*begin, last)):
+        return []
+    known, end = [int(item) for item in begin], int(last)
+    steps = {after - value for value, after in pairwise(known)} or {1}
+    written = range(known[0], end + 1, step) if len(steps) == 1 and (step := steps.pop()) > 0 else range(0)
+    return [str(value) for value in written[: _MOST_ITEMS + 1]] if end in written and known[-1] < end else []
 
 
 _MATRIX = re.compile(

@@ -102,10 +102,16 @@ _TIME = re.compile(
 _PART_OF_DAY = re.compile(rf"{WORD}(?:o'clock )?in the (morning|afternoon|evening){WORD_END}")
 
 
+_PAST = re.compile(r"(half|quarter|\w+(?: minutes)?) (past|to|after|before) (\w+)(?: o'clock)?")
+
+
 def time_of_day(plain: str) -> list[Value]:
-    """Read ``10:30 AM``, ``14:05`` and ``noon``."""
-    if WORD in plain and (hour := {"noon": 12, "midnight": 0}.get(words_of(plain))) is not None:
+    """Read ``10:30 AM``, ``14:05``, ``noon`` and ``half past six``."""
+    words = words_of(plain) if WORD in plain else ""
+    if (hour := {"noon": 12, "midnight": 0}.get(words)) is not None:
         return [Clock(hour * 3600, "")]
+    if past := _PAST.fullmatch(words):
+        return _past(*past.groups())
     plain = _PART_OF_DAY.sub(lambda found: f"{WORD}{'am' if found[1] == 'morning' else 'pm'}{WORD_END}", plain)
     found = _TIME.fullmatch(plain.replace(f"{WORD}at{WORD_END}", ""))
     if found is None or (found[2] is None and (found[4] or "hours").startswith("hours")):
@@ -115,6 +121,19 @@ def time_of_day(plain: str) -> list[Value]:
         return []
     half = re.sub(r"[^apm]", "", (found[4] or "").casefold())
     return [Clock(hours * 3600 + minutes * 60 + seconds, half if half in ("am", "pm") else "")]
+
+
+def _past(minutes: str, sign: str, hour: str) -> list[Value]:
+    """Return the time so many minutes before or after the hour."""
+    named = {"half": 30, "quarter": 15}.get(minutes)
+    count, of = (
+        int(text) if text.isdecimal() else (number_of_words(text) or (0,))[0]
+        for text in (minutes.removesuffix(" minutes"), hour)
+    )
+    past = named or count
+    if not (1 <= of <= 12 and 1 <= past < 60) or (named is None and not minutes.endswith(" minutes")):
+        return []
+    return [Clock((of * 60 + (past if sign in ("past", "after") else -past)) * 60, "")]
 
 
 _MONTH_NAMES = "january february march april may june july august september october november december"
@@ -184,12 +203,12 @@ _NO_UNIT = re.compile(
     r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
 )
 LABEL = re.compile(
-    rf"^{WORD}(?!(?i:option|choice|answer)\s+[A-J]\b)[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])|^pH\s+(?=\d)"
+    rf"^{WORD}(?!(?:(?i:option|choice|answer)\s+)?[A-J]\b)[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])|^pH\s+(?=\d)"
 )
 """As in ``Total: 12`` and ``pH 7``."""
 ABOUT = re.compile(
     rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
-    rf"approximately|approx|roughly|exactly|around|only|the|is|it is|it's|equals|there are|there is){WORD_END}:?|≈)\s*"
+    rf"approximately|approx|roughly|exactly|around|only|the|is|it is|it's|equals|there are|there is|both(?={WORD_END}\s*\S)){WORD_END}:?|≈)\s*"
 )
 
 
@@ -338,16 +357,23 @@ def _multiplier(words: str) -> tuple[int, str]:
 
 
 def _unit(text: str) -> Unit | None:
-    text = text.strip()
+    text = " ".join(text.split())
     if not text:
         return None
     if _NO_UNIT.search(text):
         raise NotAnExpressionError(f"{text!r} is no unit")
     if text == "°":
         return DEGREE
-    if text == "%" or text.casefold() in ("percent", "per cent", "percentage"):
-        return PERCENT
+    if share := _SHARE.fullmatch(text):
+        return PERCENT._replace(words=frozenset(share["change"].split() if share["change"] else ()))
     return unit_of(text)
+
+
+_SHARE = re.compile(
+    r"(?i)(?:%|percent(?:age)?|per cent)(?: (?:of|off|discount|chance|probability|in total)(?: .*)?)?"
+    r"(?: (?P<change>(?:increase|decrease|more|less|higher|lower|larger|smaller|profit|loss|gain)))?"
+)
+"""A percentage with what it is of, or with the direction of a change."""
 
 
 def _letter_unit(head: str) -> list[Value]:

@@ -52,6 +52,7 @@ from plaudit_reward.rules.expressions import (
 from plaudit_reward.rules.units import (
     DEGREE,
     GENERIC,
+    HOUR,
     PERCENT,
     RADIAN,
     Unit,
@@ -71,7 +72,7 @@ def _quantities(given: Quantity, truth: Quantity) -> str | None:
     if ours.dimension is not None and theirs.dimension is not None:
         if {ours, theirs} == {DEGREE, RADIAN}:
             return _quantities(_in_degrees(given), _in_degrees(truth))
-        if ours.dimension != theirs.dimension:
+        if ours.dimension != theirs.dimension or (ours.words and theirs.words and ours.words != theirs.words):
             return None
         reason = same_node(_times(given.node, ours.factor / theirs.factor), truth.node)
         return reason and f"{reason}, in the same unit"
@@ -81,8 +82,9 @@ def _quantities(given: Quantity, truth: Quantity) -> str | None:
 def _same_words(ours: Unit, theirs: Unit) -> bool:
     if ours.words & theirs.words:
         return True
-    if ours.dimension or theirs.dimension:
-        return (ours.words | theirs.words) <= {"unit"}
+    if dimension := ours.dimension or theirs.dimension:
+        lengths = {f"unit^{power}" for base, power in dimension if base == "length"} if len(dimension) == 1 else set()
+        return (ours.words | theirs.words) <= {"unit"} | lengths
     return any(unit.dimension is None and unit.words <= GENERIC | _STEMS for unit in (ours, theirs))
 
 
@@ -92,12 +94,16 @@ _STEMS = frozenset(word.removesuffix("s") for word in GENERIC)
 def _bare_given(given: Scalar, truth: Quantity) -> str | None:
     """Compare a number without unit: it is meant in the truth's unit. A percentage may also be the ratio."""
     unit = truth.unit
-    if unit == PERCENT:
+    if _is_percentage(unit):
         ratio = same_node(given.node, _times(truth.node, unit.factor))
         return ratio or same_node(given.node, truth.node)
     if unit == DEGREE and names_pi(given.node) and not names_pi(truth.node):
         return same_node(_in_degrees(Quantity(given.node, RADIAN)).node, truth.node)
     return same_node(given.node, truth.node) if unit.spelled or unit.dimension is not None else None
+
+
+def _is_percentage(unit: Unit) -> bool:
+    return unit._replace(words=frozenset()) == PERCENT
 
 
 def _in_degrees(angle: Quantity) -> Quantity:
@@ -112,7 +118,7 @@ def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
         return None
     if given.unit == DEGREE and names_pi(truth.node):
         return None if names_pi(given.node) else _bare_given(truth, given)
-    if given.unit == PERCENT:
+    if _is_percentage(given.unit):
         ratio = same_node(_times(given.node, given.unit.factor), truth.node)
         value = exact(truth.node)
         return ratio or (same_node(given.node, truth.node) if value is not None and abs(value) > 1 else None)
@@ -151,6 +157,18 @@ def _clocks(given: Clock, truth: Clock) -> str | None:
     if given.seconds == truth.seconds or ((given.half or truth.half) and _of_day(given) == _of_day(truth)):
         return "the same time of day"
     return None
+
+
+def _clock_and_duration(given: Clock | Quantity, truth: Clock | Quantity) -> str | None:
+    """Compare ``2:30`` with 2 h 30 min, or with 2 min 30 s."""
+    clock, duration = (given, truth) if isinstance(given, Clock) else (truth, given)
+    if not isinstance(clock, Clock) or not isinstance(duration, Quantity):
+        return None
+    if clock.half or duration.unit.dimension != HOUR.dimension or not duration.unit.spelled:
+        return None
+    seconds = (Fraction(clock.seconds), *([Fraction(clock.seconds, 60)] if clock.seconds % 60 == 0 else []))
+    value = exact(_times(duration.node, duration.unit.factor))
+    return "the same time" if value in seconds else None
 
 
 def _dates(given: Date, truth: Date) -> str | None:
@@ -244,6 +262,7 @@ _DAYS_AND_MONTHS = re.findall(
 _SYNONYMS = (
     {"dne", "does not exist", "doesn't exist", "it does not exist", "limit does not exist", "nonexistent"},
     {"undefined", "not defined", "is undefined"},
+    {"cannot be determined", "can't be determined", "not enough information", "insufficient information"},
     *({name[:3], name} for name in _DAYS_AND_MONTHS),
     {"infinitely many", "infinitely many solutions", "infinite number of solutions", "infinite solutions"},
 )
@@ -375,6 +394,8 @@ COMPARISONS: tuple[Comparison, ...] = (
     ((Roman, Scalar), _roman_given),
     ((Scalar, Roman), _roman_truth),
     ((Clock, Clock), _clocks),
+    ((Clock, Quantity), _clock_and_duration),
+    ((Quantity, Clock), _clock_and_duration),
     ((Date, Date), _dates),
     ((Ratio, Ratio), _ratios),
     ((Ratio, Scalar), _ratio_given),
