@@ -208,7 +208,7 @@ LABEL = re.compile(
 """As in ``Total: 12`` and ``pH 7``."""
 ABOUT = re.compile(
     rf"(?i)^(?:{WORD}(?:(?:the |my )?(?:final |correct )?(?:answer|result|value)(?: is)?:?|about|"
-    rf"approximately|approx|roughly|exactly|around|only|the|is|it is|it's|equals|there are|there is|both(?={WORD_END}\s*\S)){WORD_END}:?|≈)\s*"
+    rf"approximately|approx|roughly|exactly|around|only|the|is|it is|it's|equals|there are|there is){WORD_END}:?|≈)\s*"
 )
 
 
@@ -315,8 +315,15 @@ def _compound(plain: str) -> list[Value]:
     return [Quantity(total, first)] if total is not None else []
 
 
+_SHORT_MULTIPLIERS = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion"}
+_SHORT_MULTIPLIER = re.compile(rf"(?i)(?<=\d)\s*{WORD}?(k|m|bn?){WORD_END}?\Z")
+"""Of amounts of money."""
+
+
 def _simple_quantity(plain: str) -> list[Value]:
     currency = re.match(rf"\s*(-?)\s*([{_CURRENCIES}])\s*", plain)
+    if currency and (short := _SHORT_MULTIPLIER.search(plain)):
+        plain = f"{plain[: short.start()]} {WORD}{_SHORT_MULTIPLIERS[short[1].casefold()]}{WORD_END}"
     head = f"{currency[1]}{plain[currency.end() :]}" if currency else plain
     ordinal = _ORDINAL.fullmatch(head)
     if ordinal:

@@ -148,7 +148,9 @@ def unit_of(text: str) -> Unit | None:
         next_power = 1
         if unit is None:
             stem = _stem(word)
-            unknown += [] if word.casefold() in _FILLERS else [stem if power == 1 or stem != "unit" else f"unit^{power}"]
+            unknown += (
+                [] if word.casefold() in _FILLERS else [stem if power == 1 or stem != "unit" else f"unit^{power}"]
+            )
             continue
         known = True
         for base, exponent in unit[0]:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import mpmath  # type: ignore[import-untyped]
-
 from plaudit_reward.rules.answer_types import (
     Based,
     Bracketed,
@@ -36,19 +34,16 @@ from plaudit_reward.rules.chemistry import (
     same_reaction,
 )
 from plaudit_reward.rules.expression_equality import (
-    are_close,
-    is_infinite,
     same_family,
     same_node,
 )
 from plaudit_reward.rules.expressions import (
     Node,
-    NoValueError,
     exact,
     names_pi,
     number,
-    numeric,
 )
+from plaudit_reward.rules.regions import same_region_and_set, same_regions
 from plaudit_reward.rules.units import (
     DEGREE,
     GENERIC,
@@ -272,101 +267,6 @@ def _compact(text: str) -> str:
     return re.sub(r"(?<=\w)[\s-]+(?=\w)", "", text)
 
 
-def _regions(given: Any, truth: Any) -> str | None:
-    ours, theirs = _pieces_of(given), _pieces_of(truth)
-    if ours is None or theirs is None:
-        return _intervals(given, truth) if isinstance(given, Interval) and isinstance(truth, Interval) else None
-    if len(ours) != len(theirs):
-        return None
-    same = all(
-        a[1] == b[1] and a[3] == b[3] and _end(a[0], b[0]) and _end(a[2], b[2])
-        for a, b in zip(ours, theirs, strict=True)
-    )
-    return "the same set of numbers" if same else None
-
-
-def _region_and_set(given: Any, truth: Any) -> str | None:
-    both = [Region((item,)) if isinstance(item, Bracketed) else item for item in (given, truth)]
-    kinds = {item.kind for item in (given, truth) if isinstance(item, Bracketed)}
-    return _regions(*both) if kinds == {"set"} else None
-
-
-def _intervals(given: Interval, truth: Interval) -> str | None:
-    ends = (given.with_lower, given.with_upper) == (truth.with_lower, truth.with_upper)
-    same = ends and same_node(given.lower, truth.lower) and same_node(given.upper, truth.upper)
-    return "the same interval" if same else None
-
-
-_Piece = tuple[Any, bool, Any, bool]
-"""Lower end, whether it belongs to it, upper end, whether it belongs to it."""
-
-
-def _end(ours: Any, theirs: Any) -> bool:
-    return bool(ours == theirs) or (not is_infinite(ours) and not is_infinite(theirs) and are_close(ours, theirs, 40))
-
-
-def _pieces_of(value: Any) -> list[_Piece] | None:
-    """Return the disjoint pieces of a set of real numbers from left to right; None if an end is no number."""
-    region = value if isinstance(value, Region) else Region((value,))
-    try:
-        pieces = [piece for part in region.pieces for piece in _flat(part)]
-        holes = [piece for part in region.without for piece in _flat(part)]
-    except (NoValueError, LookupError):
-        return None
-    for hole in holes:
-        pieces = [rest for piece in pieces for rest in _minus(piece, hole)]
-    for other in region.within:
-        others = _pieces_of(other)
-        if others is None:
-            return None
-        pieces = [both for piece in pieces for limit in others if _holds(both := _common(piece, limit))]
-    return _merged(pieces)
-
-
-def _common(piece: _Piece, other: _Piece) -> _Piece:
-    """Return what two pieces have in common, which may hold nothing."""
-    lower = max((piece[0], not piece[1]), (other[0], not other[1]))
-    return (lower[0], not lower[1], *min((piece[2], piece[3]), (other[2], other[3])))
-
-
-def _flat(part: Interval | Bracketed) -> list[_Piece]:
-    if isinstance(part, Interval):
-        lower, upper = (mpmath.re(numeric(end)) for end in (part.lower, part.upper))
-        if lower > upper:
-            raise LookupError("it is no interval")
-        return [(lower, part.with_lower and not is_infinite(lower), upper, part.with_upper and not is_infinite(upper))]
-    points = []
-    for item in part.items:
-        node = next((value.node for value in item if isinstance(value, Scalar)), None)
-        if node is None:
-            raise LookupError("it is no number")
-        points.append(mpmath.re(numeric(node)))
-    return [(point, True, point, True) for point in points]
-
-
-def _minus(piece: _Piece, hole: _Piece) -> list[_Piece]:
-    left = (piece[0], piece[1], *min((piece[2], piece[3]), (hole[0], not hole[1])))
-    right = (*max((piece[0], not piece[1]), (hole[2], hole[3])), piece[2], piece[3])
-    right = (right[0], not right[1], right[2], right[3])
-    return [rest for rest in (left, right) if _holds(rest)]
-
-
-def _holds(piece: _Piece) -> bool:
-    return bool(piece[0] < piece[2] or (piece[0] == piece[2] and piece[1] and piece[3]))
-
-
-def _merged(pieces: list[_Piece]) -> list[_Piece]:
-    merged: list[_Piece] = []
-    for piece in sorted((piece for piece in pieces if _holds(piece)), key=lambda item: (item[0], not item[1])):
-        if merged and (piece[0] < merged[-1][2] or (_end(piece[0], merged[-1][2]) and (piece[1] or merged[-1][3]))):
-            last = merged[-1]
-            upper, closed = max((last[2], last[3]), (piece[2], piece[3]))
-            merged[-1] = (last[0], last[1] or (piece[1] and piece[0] == last[0]), upper, closed)
-        else:
-            merged.append(piece)
-    return merged
-
-
 Comparison = tuple[tuple[Any, Any], Callable[[Any, Any], str | None]]
 _EXACT = {
     Based: "the same numeral in the same base",
@@ -402,8 +302,8 @@ COMPARISONS: tuple[Comparison, ...] = (
     ((Scalar, Ratio), _ratio_truth),
     ((Words, Words), _texts),
     ((Reaction, Reaction), same_reaction),
-    ((Interval | Region, Interval | Region), _regions),
-    ((Region, Bracketed), _region_and_set),
-    ((Bracketed, Region), _region_and_set),
+    ((Interval | Region, Interval | Region), same_regions),
+    ((Region, Bracketed), same_region_and_set),
+    ((Bracketed, Region), same_region_and_set),
 )
 """The functions that compare these types, the first that fits."""
