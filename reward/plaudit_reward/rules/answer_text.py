@@ -389,7 +389,9 @@ def _marked_words(text: str) -> str:
     pieces = re.split(f"({WORD}[^{WORD_END}]*{WORD_END})", text)
     pieces[::2] = [_PLAIN_WORD.sub(_marked_word, piece) for piece in pieces[::2]]
     text = "".join(pieces)
-    return re.sub(f"{WORD_END}(?:\\s+(an?|be)\\s+|\\s*){WORD}", lambda found: f" {found[1]} " if found[1] else " ", text)
+    return re.sub(
+        f"{WORD_END}(?:\\s+(an?|be)\\s+|\\s*){WORD}", lambda found: f" {found[1]} " if found[1] else " ", text
+    )
 
 
 def _marked_word(found: re.Match[str]) -> str:

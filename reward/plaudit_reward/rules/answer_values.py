@@ -93,12 +93,12 @@ def read(text: str) -> Reading:
     plain = plain_text(text)
     if not any(sign.isalnum() or sign in "∞∅ℝℤℕℚℂ⦃" for sign in plain) or "\\sqrt{}" in plain:
         return ()
-    plain = _ONLY.sub("", ABOUT.sub("", LABEL.sub("", plain)))
+    plain = _ONLY.sub(r"\1", ABOUT.sub("", LABEL.sub("", plain)))
     return (_spelled(plain),) if _depth(plain) > _MAX_DEPTH else _read(plain)
 
 
-_ONLY = re.compile(rf"(?<=\S)\s*{WORD}only{WORD_END}\Z|(?<=\S) only(?={WORD_END}\Z)")
-"""As in "I and III only"."""
+_ONLY = re.compile(rf"(?s)\A((?=.*(?:,|\band\b)).*\S)(?:\s*{WORD}only{WORD_END}| only(?={WORD_END}\Z))")
+"""As in "I and III only"; one statement alone may be one of several."""
 _MAX_DEPTH = 20
 
 

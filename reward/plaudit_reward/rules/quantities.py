@@ -131,7 +131,7 @@ def _past(minutes: str, sign: str, hour: str) -> list[Value]:
         for text in (minutes.removesuffix(" minutes"), hour)
     )
     past = named or count
-    if not (1 <= of <= 12 and 1 <= past < 60) or (named is None and not minutes.endswith(" minutes")):
+    if not (1 <= of <= 12 and 1 <= past < 60) or not (named or sign == "past" or minutes.endswith(" minutes")):
         return []
     return [Clock((of * 60 + (past if sign in ("past", "after") else -past)) * 60, "")]
 
