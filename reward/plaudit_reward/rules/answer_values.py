@@ -43,7 +43,6 @@ from plaudit_reward.rules.expressions import (
     renamed,
     symbols,
 )
-from plaudit_reward.rules.number_words import number_of_words
 from plaudit_reward.rules.quantities import (
     ABOUT,
     LABEL,
@@ -74,7 +73,6 @@ _EXCEPT = re.compile(
 )
 _EXCLUDED = re.compile(r"\s*([a-zA-Z])\s*≠\s*([^=≠<>≤≥∈]*(?:,|±|\x02)[^=≠<>≤≥∈]*)")
 """As in ``x \\ne 0, 1``, where the sign goes for each of the numbers."""
-_POWER_OF_TEN = re.compile(r"(?:1|one) (?:with|followed by|and then) (.{1,40}) zeroe?s(?: (?:after|behind) it)?")
 _REASONED = re.compile(rf"{WORD}(?i:(yes|no|true|false))(?:{WORD_END})?\s*,?\s*{WORD}?(?i:because|since|as)\b")
 """As in "Yes, because 3 divides 12", with formulas in the reason."""
 _CHOICES = re.compile("(?=[A-J]{2,6}\\Z)A?B?C?D?E?F?G?H?I?J?")
@@ -167,9 +165,6 @@ def _known_words(plain: str) -> list[Value]:
     if excluded := _EXCLUDED.fullmatch(plain):
         items = _both_signs(split(excluded[2], ",", ("and", "or")))
         return [Named(excluded[1], (Region((LINE,), (Bracketed("set", tuple(_read(item) for item in items)),)),))]
-    if zeros := _POWER_OF_TEN.fullmatch(words):
-        count = number_of_words(zeros[1]) or (int(zeros[1]) if zeros[1].isdecimal() else 0, 1, "")
-        return [Scalar(Node("^", (number(10), number(count[0]))))] if count[0] and count[1:] == (1, "") else []
     if reasoned := _REASONED.match(plain):
         return [Words(reasoned[1].casefold())]
     if words in ("infinity", "positive infinity", "infinite", "infinitely many"):
