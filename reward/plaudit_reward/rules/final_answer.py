@@ -65,7 +65,8 @@ _FORMULA = re.compile(
 _FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
 _REASON = re.compile(r",?\s+(?:since|because|as)\s+")
 _NO_SOLUTION = re.compile(
-    r"(?i)\b(?:there (?:is|are)|has|have)\s+(no (?:real |integer |such )?(?:solutions?|roots?))\.?\Z"
+    r"(?i)\b(?:there (?:is|are)|(?:equation|system|inequality) has)\s+"
+    r"(no (?:real |integer |such )?(?:solutions?|roots?))\.?\Z"
 )
 _PARTS = re.compile(
     r"(?i)(?<![\w.])\d+\s*(?:hours?|hrs?|h|minutes?|mins?|days?|weeks?|months?|years?|feet|foot|ft|pounds?|lbs?)\b"
