@@ -1,36 +1,27 @@
 """Compare two answers as a mathematician does, and say by which reason they are equal, or that they are not.
 
-Numbers and expressions are compared by ``expression_equality``. Sets have no order, tuples have, intervals are neither.
+Sets have no order, tuples have, intervals are neither. Values that hold no other answers are compared by
+``value_equality``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from fractions import Fraction
 from itertools import zip_longest
-from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
 from plaudit_reward.rules.answer_types import (
     COMPOUND_NAME,
-    Based,
     Bracketed,
     Choice,
     Clock,
-    Date,
-    Division,
-    Interval,
     Matrix,
     Named,
     Quantity,
     Ratio,
-    Reaction,
     Reading,
-    Region,
     Relation,
-    Residue,
     Roman,
     Scalar,
     Several,
@@ -38,28 +29,23 @@ from plaudit_reward.rules.answer_types import (
     Value,
     Words,
 )
-from plaudit_reward.rules.chemistry import same_reaction
 from plaudit_reward.rules.expression_equality import (
     ENOUGH_POINTS,
     POINTS,
     are_close,
     is_complex,
-    is_infinite,
-    same_family,
     same_node,
 )
 from plaudit_reward.rules.expressions import (
     Node,
     NoValueError,
-    exact,
-    names_pi,
     number,
     numeric,
     renamed,
     replaced,
     symbols,
 )
-from plaudit_reward.rules.units import DEGREE, GENERIC, PERCENT, RADIAN, Unit
+from plaudit_reward.rules.value_equality import COMPARISONS, Comparison
 
 _MAX_COMPARED = 400
 
@@ -93,201 +79,6 @@ def _same(given: Value, truth: Value) -> str | None:
             except (NoValueError, RecursionError):  # too large to compute
                 return None
     return None
-
-
-def _scalars(given: Scalar, truth: Scalar) -> str | None:
-    return same_node(given.node, truth.node) or same_family(given.node, truth.node)
-
-
-def _times(node: Node, factor: Fraction) -> Node:
-    return node if factor == 1 else Node("*", (node, number(factor)))
-
-
-def _quantities(given: Quantity, truth: Quantity) -> str | None:
-    ours, theirs = given.unit, truth.unit
-    if ours.dimension is not None and theirs.dimension is not None:
-        if {ours, theirs} == {DEGREE, RADIAN}:
-            return _quantities(_in_degrees(given), _in_degrees(truth))
-        if ours.dimension != theirs.dimension:
-            return None
-        reason = same_node(_times(given.node, ours.factor / theirs.factor), truth.node)
-        return reason and f"{reason}, in the same unit"
-    return same_node(given.node, truth.node) if _same_words(ours, theirs) else None
-
-
-def _same_words(ours: Unit, theirs: Unit) -> bool:
-    if ours.words & theirs.words:
-        return True
-    if ours.dimension or theirs.dimension:
-        return (ours.words | theirs.words) <= {"unit"}
-    return any(unit.dimension is None and unit.words <= GENERIC | _STEMS for unit in (ours, theirs))
-
-
-_STEMS = frozenset(word.removesuffix("s") for word in GENERIC)
-
-
-def _bare_given(given: Scalar, truth: Quantity) -> str | None:
-    """Compare a number without unit: it is meant in the truth's unit. A percentage may also be the ratio."""
-    unit = truth.unit
-    if unit == PERCENT:
-        ratio = same_node(given.node, _times(truth.node, unit.factor))
-        return ratio or same_node(given.node, truth.node)
-    if unit == DEGREE and names_pi(given.node) and not names_pi(truth.node):
-        return same_node(_in_degrees(Quantity(given.node, RADIAN)).node, truth.node)
-    return same_node(given.node, truth.node) if unit.spelled or unit.dimension is not None else None
-
-
-def _in_degrees(angle: Quantity) -> Quantity:
-    if angle.unit != RADIAN:
-        return angle
-    return Quantity(Node("/", (Node("*", (angle.node, number(180))), Node("constant", ("pi",)))), DEGREE)
-
-
-def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
-    """Compare with a truth without unit: the question names it. A percentage is a ratio, or a percentage above 1."""
-    if not given.unit.spelled:
-        return None
-    if given.unit == DEGREE and names_pi(truth.node):
-        return None if names_pi(given.node) else _bare_given(truth, given)
-    if given.unit == PERCENT:
-        ratio = same_node(_times(given.node, given.unit.factor), truth.node)
-        value = exact(truth.node)
-        return ratio or (same_node(given.node, truth.node) if value is not None and abs(value) > 1 else None)
-    return same_node(given.node, truth.node)
-
-
-def _bare_numeral(given: Words, truth: Based) -> str | None:
-    """Compare a numeral without its base, which only one with letters among its digits can be."""
-    same = not truth.digits.isdecimal() and given.text.upper() == truth.digits
-    return "the same numeral" if same else None
-
-
-def _based_given(given: Based, truth: Scalar) -> str | None:
-    return same_node(number(int(given.digits, given.base)), truth.node)
-
-
-def _based_truth(given: Scalar, truth: Based) -> str | None:
-    return same_node(given.node, number(int(truth.digits))) if truth.base == 10 else None
-
-
-def _romans(given: Roman, truth: Roman) -> str | None:
-    return "the same Roman numeral" if given.value == truth.value else None
-
-
-def _roman_given(given: Roman, truth: Scalar) -> str | None:
-    return same_node(number(given.value), truth.node) if given.names == "number" else None
-
-
-def _roman_truth(given: Scalar, truth: Roman) -> str | None:
-    return None if truth.names == "letters" else same_node(given.node, number(truth.value))
-
-
-def _clocks(given: Clock, truth: Clock) -> str | None:
-    if given.half and truth.half:
-        return "the same time of day" if _of_day(given) == _of_day(truth) else None
-    if given.seconds == truth.seconds or ((given.half or truth.half) and _of_day(given) == _of_day(truth)):
-        return "the same time of day"
-    return None
-
-
-def _dates(given: Date, truth: Date) -> str | None:
-    """Compare dates; the question may name the year that the truth leaves out."""
-    same = given[1:] == truth[1:] and truth.year in (None, given.year)
-    return "the same date" if same else None
-
-
-def _of_day(clock: Clock) -> int:
-    hours, rest = divmod(clock.seconds, 3600)
-    if clock.half:
-        hours = hours % 12 + (12 if clock.half == "pm" else 0)
-    return hours * 3600 + rest
-
-
-def _ratios(given: Ratio, truth: Ratio) -> str | None:
-    if len(given.items) != len(truth.items):
-        return None
-    ours, theirs = ([_node(item) for item in ratio.items] for ratio in (given, truth))
-    crossed = all(
-        same_node(Node("*", (a, theirs[0])), Node("*", (b, ours[0]))) for a, b in zip(ours[1:], theirs[1:], strict=True)
-    )
-    return "the same ratio" if crossed and same_node(ours[0], number(0)) is None else None
-
-
-def _node(reading: Reading) -> Node:
-    (value,) = reading
-    assert isinstance(value, Scalar)
-    return value.node
-
-
-def _quotient(ratio: Ratio) -> Node | None:
-    return Node("/", (_node(ratio.items[0]), _node(ratio.items[1]))) if len(ratio.items) == 2 else None
-
-
-def _ratio_given(given: Ratio, truth: Scalar) -> str | None:
-    quotient = _quotient(given)
-    return same_node(quotient, truth.node) if quotient else None
-
-
-def _ratio_truth(given: Scalar, truth: Ratio) -> str | None:
-    quotient = _quotient(truth)
-    return same_node(given.node, quotient) if quotient else None
-
-
-def _texts(given: Words, truth: Words) -> str | None:
-    if given.is_prose != truth.is_prose:
-        return None
-    if not truth.is_prose:
-        return "the same formula" if given.text == truth.text else None
-    ours, theirs = (_compact(_LEADING_WORDS.sub("", words.text)) for words in (given, truth))
-    if ours == theirs != "" or _is_same_predicate(given.text, truth.text):
-        return "the same text"
-    synonyms = next((names for names in _SYNONYMS if truth.text in names), None)
-    if synonyms and given.text in synonyms:
-        return "words of the same meaning"
-    verdict = _verdict(given.text)
-    reasoned = re.match(r"\w+ (?:because|since|as|it|they|this|that)\b", truth.text)
-    same = verdict and verdict == (_verdict(truth.text) if reasoned else truth.text)
-    return "the same verdict" if same else None
-
-
-_NOUNS = "function|series|sequence|integral|statement|claim|matrix|graph|triangle|lines|planes|vectors|events"
-_SUBJECT = re.compile(
-    rf"^(?:(?:{_NOUNS})(?: [a-z])?|[a-z]) (?:is|are) (?=\w)|^(?:series|sequence|integral) (?=(?:con|di)verges)"
-    rf"|(?<=\w) (?:{_NOUNS})$"
-)
-
-
-def _is_same_predicate(given: str, truth: str) -> bool:
-    """Return True for ``f is odd`` and ``odd``, and False for ``f is odd`` and ``g is odd``."""
-    return _SUBJECT.sub("", given) == truth or given == _SUBJECT.sub("", truth)
-
-
-_LEADING_WORDS = re.compile(r"^(?:it is |it's |on |in )+(?=\w)")
-_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
-
-
-def _verdict(text: str) -> str:
-    """Return the yes, no, true or false with which a text begins, unless it names the opposite or a doubt too."""
-    first, *others = re.findall(r"[\w']+", text) or [""]
-    doubts = {_OPPOSITES.get(first), "or", "maybe", "perhaps"} & set(others)
-    return first if first in _OPPOSITES and not doubts else ""
-
-
-_DAYS_AND_MONTHS = re.findall(
-    r"\w+",
-    "monday tuesday wednesday thursday friday saturday sunday january february march april june july august september "
-    "october november december",
-)
-_SYNONYMS = (
-    {"dne", "does not exist", "doesn't exist", "it does not exist", "limit does not exist", "nonexistent"},
-    {"undefined", "not defined", "is undefined"},
-    *({name[:3], name} for name in _DAYS_AND_MONTHS),
-    {"infinitely many", "infinitely many solutions", "infinite number of solutions", "infinite solutions"},
-)
-
-
-def _compact(text: str) -> str:
-    return re.sub(r"(?<=\w)[\s-]+(?=\w)", "", text)
 
 
 def _choices(given: Choice, truth: Choice) -> str | None:
@@ -537,134 +328,9 @@ def _equation_by_name(given: Relation, truth: Named) -> str | None:
     return _equations(given, equation) if equation else None
 
 
-def _regions(given: Any, truth: Any) -> str | None:
-    ours, theirs = _pieces_of(given), _pieces_of(truth)
-    if ours is None or theirs is None:
-        return _intervals(given, truth) if isinstance(given, Interval) and isinstance(truth, Interval) else None
-    if len(ours) != len(theirs):
-        return None
-    same = all(
-        a[1] == b[1] and a[3] == b[3] and _end(a[0], b[0]) and _end(a[2], b[2])
-        for a, b in zip(ours, theirs, strict=True)
-    )
-    return "the same set of numbers" if same else None
-
-
-def _region_and_set(given: Any, truth: Any) -> str | None:
-    both = [Region((item,)) if isinstance(item, Bracketed) else item for item in (given, truth)]
-    kinds = {item.kind for item in (given, truth) if isinstance(item, Bracketed)}
-    return _regions(*both) if kinds == {"set"} else None
-
-
-def _intervals(given: Interval, truth: Interval) -> str | None:
-    ends = (given.with_lower, given.with_upper) == (truth.with_lower, truth.with_upper)
-    same = ends and same_node(given.lower, truth.lower) and same_node(given.upper, truth.upper)
-    return "the same interval" if same else None
-
-
-_Piece = tuple[Any, bool, Any, bool]
-"""Lower end, whether it belongs to it, upper end, whether it belongs to it."""
-
-
-def _end(ours: Any, theirs: Any) -> bool:
-    return bool(ours == theirs) or (not is_infinite(ours) and not is_infinite(theirs) and are_close(ours, theirs, 40))
-
-
-def _pieces_of(value: Any) -> list[_Piece] | None:
-    """Return the disjoint pieces of a set of real numbers from left to right; None if an end is no number."""
-    region = value if isinstance(value, Region) else Region((value,))
-    try:
-        pieces = [piece for part in region.pieces for piece in _flat(part)]
-        holes = [piece for part in region.without for piece in _flat(part)]
-    except (NoValueError, LookupError):
-        return None
-    for hole in holes:
-        pieces = [rest for piece in pieces for rest in _minus(piece, hole)]
-    for other in region.within:
-        others = _pieces_of(other)
-        if others is None:
-            return None
-        pieces = [both for piece in pieces for limit in others if _holds(both := _common(piece, limit))]
-    return _merged(pieces)
-
-
-def _common(piece: _Piece, other: _Piece) -> _Piece:
-    """Return what two pieces have in common, which may hold nothing."""
-    lower = max((piece[0], not piece[1]), (other[0], not other[1]))
-    return (lower[0], not lower[1], *min((piece[2], piece[3]), (other[2], other[3])))
-
-
-def _flat(part: Interval | Bracketed) -> list[_Piece]:
-    if isinstance(part, Interval):
-        lower, upper = (mpmath.re(numeric(end)) for end in (part.lower, part.upper))
-        if lower > upper:
-            raise LookupError("it is no interval")
-        return [(lower, part.with_lower and not is_infinite(lower), upper, part.with_upper and not is_infinite(upper))]
-    points = []
-    for item in part.items:
-        node = next((value.node for value in item if isinstance(value, Scalar)), None)
-        if node is None:
-            raise LookupError("it is no number")
-        points.append(mpmath.re(numeric(node)))
-    return [(point, True, point, True) for point in points]
-
-
-def _minus(piece: _Piece, hole: _Piece) -> list[_Piece]:
-    left = (piece[0], piece[1], *min((piece[2], piece[3]), (hole[0], not hole[1])))
-    right = (*max((piece[0], not piece[1]), (hole[2], hole[3])), piece[2], piece[3])
-    right = (right[0], not right[1], right[2], right[3])
-    return [rest for rest in (left, right) if _holds(rest)]
-
-
-def _holds(piece: _Piece) -> bool:
-    return bool(piece[0] < piece[2] or (piece[0] == piece[2] and piece[1] and piece[3]))
-
-
-def _merged(pieces: list[_Piece]) -> list[_Piece]:
-    merged: list[_Piece] = []
-    for piece in sorted((piece for piece in pieces if _holds(piece)), key=lambda item: (item[0], not item[1])):
-        if merged and (piece[0] < merged[-1][2] or (_end(piece[0], merged[-1][2]) and (piece[1] or merged[-1][3]))):
-            last = merged[-1]
-            upper, closed = max((last[2], last[3]), (piece[2], piece[3]))
-            merged[-1] = (last[0], last[1] or (piece[1] and piece[0] == last[0]), upper, closed)
-        else:
-            merged.append(piece)
-    return merged
-
-
-_Comparison = tuple[tuple[Any, Any], Callable[[Any, Any], str | None]]
-_EXACT = {
-    Based: "the same numeral in the same base",
-    Residue: "the same remainder",
-    Division: "the same quotient and remainder",
-    Shells: "the same electron configuration",
-}
-"""Values that have one form, and why two of them are equal."""
-
-
-def _exact(given: Value, truth: Value) -> str | None:
-    return _EXACT[type(truth)] if given == truth else None
-
-
-_COMPARISONS: tuple[_Comparison, ...] = (
-    *(((kind, kind), _exact) for kind in _EXACT),
+_COMPARISONS: tuple[Comparison, ...] = (
+    *COMPARISONS,
     ((Choice, Choice), _choices),
-    ((Scalar, Scalar), _scalars),
-    ((Quantity, Quantity), _quantities),
-    ((Scalar, Quantity), _bare_given),
-    ((Quantity, Scalar), _bare_truth),
-    ((Words, Based), _bare_numeral),
-    ((Based, Scalar), _based_given),
-    ((Scalar, Based), _based_truth),
-    ((Roman, Roman), _romans),
-    ((Roman, Scalar), _roman_given),
-    ((Scalar, Roman), _roman_truth),
-    ((Clock, Clock), _clocks),
-    ((Date, Date), _dates),
-    ((Ratio, Ratio), _ratios),
-    ((Ratio, Scalar), _ratio_given),
-    ((Scalar, Ratio), _ratio_truth),
-    ((Words, Words), _texts),
     ((Several, Several), _several),
     ((Bracketed, Bracketed), _groups),
     ((Several, Bracketed), _several_given),
@@ -674,14 +340,10 @@ _COMPARISONS: tuple[_Comparison, ...] = (
     ((Matrix, Bracketed), _vector_given),
     ((Scalar, Matrix), _identity_given),
     ((Matrix, Scalar), _identity_truth),
-    ((Reaction, Reaction), same_reaction),
     ((Relation, Relation), _equations),
     ((Named, Relation), _equation_of_name),
     ((Relation, Named), _equation_by_name),
     ((Named, Named), _named),
-    ((Interval | Region, Interval | Region), _regions),
-    ((Region, Bracketed), _region_and_set),
-    ((Bracketed, Region), _region_and_set),
     ((Named, object), _named_given),
     ((object, Named), _named_truth),
     ((Choice, object), _choice_given),

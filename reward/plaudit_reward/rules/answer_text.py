@@ -161,7 +161,7 @@ _UNIT_FRACTION = re.compile(
     rf"\\frac\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END})\s*\}}\s*\{{\s*({WORD}[^{WORD_END}]*{WORD_END}(?:\^\{{?\d\}}?)?)\s*\}}"
 )
 _OHM = re.compile(
-    r"(?<=\d)(?:\\[ ,;:]|[\s~])*(?:\\(?:text|mathrm)\{\s*([kM]?)\s*(?:\\Omega|[ΩΩ])\s*\}"
+    r"(?<=[\d}])(?:\\[ ,;:]|[\s~])*(?:\\(?:text|mathrm)\{\s*([kM]?)\s*(?:\\Omega|[ΩΩ])\s*\}"
     r"|(?:\\(?:text|mathrm)\{([kM])\}|([kM]))?\s*(?:\\Omega(?![a-zA-Z])|[ΩΩ]))"
 )
 _LITRES = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\ell(?![a-zA-Z])")
@@ -389,7 +389,9 @@ def _marked_words(text: str) -> str:
     pieces = re.split(f"({WORD}[^{WORD_END}]*{WORD_END})", text)
     pieces[::2] = [_PLAIN_WORD.sub(_marked_word, piece) for piece in pieces[::2]]
     text = "".join(pieces)
-    return re.sub(f"{WORD_END}(?:\\s+(an?)\\s+|\\s*){WORD}", lambda found: f" {found[1]} " if found[1] else " ", text)
+    return re.sub(
+        f"{WORD_END}(?:\\s+(an?|be)\\s+|\\s*){WORD}", lambda found: f" {found[1]} " if found[1] else " ", text
+    )
 
 
 def _marked_word(found: re.Match[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 
 from plaudit_reward.rules.answer_text import CLOSING, OPENING, WORD, WORD_END, closes, plain_text, split, words_of
 from plaudit_reward.rules.answer_types import (
@@ -39,6 +40,7 @@ from plaudit_reward.rules.expressions import (
     number,
     numeric,
     parsed,
+    renamed,
     symbols,
 )
 from plaudit_reward.rules.quantities import (
@@ -53,9 +55,8 @@ from plaudit_reward.rules.quantities import (
     roman_numeral,
     time_of_day,
 )
+from plaudit_reward.rules.regions import INFINITY, LINE, combined, half_line, inequality, region_of
 
-_INFINITY = Node("constant", ("oo",))
-_LINE = Interval(Node("neg", (_INFINITY,)), _INFINITY, False, False)
 _EMPTY = Bracketed("set", ())
 _EMPTY_WORDS = re.compile(
     r"(there (is|are) )?(no|none|empty set|null set|no (real|integer|such|valid|possible|positive|rational|other)? ?"
@@ -70,6 +71,10 @@ _HALF_OF_REALS = re.compile(r"ℝ\s*[_^]\s*\{?\s*([-+<>≤≥])\s*0?\s*\}?")
 _EXCEPT = re.compile(
     rf"{WORD}([^{WORD_END}]*?),? (?:except|but|other than|excluding)(?: for)?{WORD_END}\s*(?:[a-z]\s*=)?(.+)"
 )
+_EXCLUDED = re.compile(r"\s*([a-zA-Z])\s*≠\s*([^=≠<>≤≥∈]*(?:,|±|\x02)[^=≠<>≤≥∈]*)")
+"""As in ``x \\ne 0, 1``, where the sign goes for each of the numbers."""
+_REASONED = re.compile(rf"{WORD}(?i:(yes|no|true|false))(?:{WORD_END})?\s*,?\s*{WORD}?(?i:because|since|as)\b")
+"""As in "Yes, because 3 divides 12", with formulas in the reason."""
 _CHOICES = re.compile("(?=[A-J]{2,6}\\Z)A?B?C?D?E?F?G?H?I?J?")
 _CHOICE = re.compile(
     r"\(?(?:(?i:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|\[([A-J])\]|([A-J])\s*(?=[.):]|\Z))\s*[.):]*\s*(.*)",
@@ -86,10 +91,12 @@ def read(text: str) -> Reading:
     plain = plain_text(text)
     if not any(sign.isalnum() or sign in "∞∅ℝℤℕℚℂ⦃" for sign in plain) or "\\sqrt{}" in plain:
         return ()
-    plain = ABOUT.sub("", LABEL.sub("", plain))
+    plain = _ONLY.sub(r"\1", ABOUT.sub("", LABEL.sub("", plain)))
     return (_spelled(plain),) if _depth(plain) > _MAX_DEPTH else _read(plain)
 
 
+_ONLY = re.compile(rf"(?s)\A((?=.*(?:,|\band\b)).*\S)(?:\s*{WORD}only{WORD_END}| only(?={WORD_END}\Z))")
+"""As in "I and III only"; one statement alone may be one of several."""
 _MAX_DEPTH = 20
 
 
@@ -148,17 +155,22 @@ def _known_words(plain: str) -> list[Value]:
         return [] if words == "no" else [_EMPTY]
     excepted = _EXCEPT.fullmatch(plain)
     if excepted and _REALS_WORDS.fullmatch(words_of(excepted[1])):
-        return [Region((_LINE,), (Bracketed("set", tuple(_read(part) for part in split(excepted[2], ",", ("and",)))),))]
+        return [Region((LINE,), (Bracketed("set", tuple(_read(part) for part in split(excepted[2], ",", ("and",)))),))]
     if half := _HALF_OF_REALS.fullmatch(plain):
-        return [_half_line({"+": ">", "-": "<"}.get(half[1], half[1]), number(0))]
+        return [half_line({"+": ">", "-": "<"}.get(half[1], half[1]), number(0))]
     if plain in ("ℝ", "x ∈ℝ") or (WORD in plain and _REALS_WORDS.fullmatch(words)):
-        return [Region((_LINE,))]
+        return [Region((LINE,))]
     if plain == "\\phi":  # often written for the empty set, and the other readers read the letter
         return [_EMPTY]
+    if excluded := _EXCLUDED.fullmatch(plain):
+        items = _both_signs(split(excluded[2], ",", ("and", "or")))
+        return [Named(excluded[1], (Region((LINE,), (Bracketed("set", tuple(_read(item) for item in items)),)),))]
+    if reasoned := _REASONED.match(plain):
+        return [Words(reasoned[1].casefold())]
     if words in ("infinity", "positive infinity", "infinite", "infinitely many"):
-        return [Scalar(_INFINITY)]
+        return [Scalar(INFINITY)]
     if words in ("negative infinity", "minus infinity"):
-        return [Scalar(Node("neg", (_INFINITY,)))]
+        return [Scalar(Node("neg", (INFINITY,)))]
     return []
 
 
@@ -218,51 +230,15 @@ def _several(readings: list[Reading], *, conjunction: bool = False) -> Value:
     regions = [next((value for value in reading if isinstance(value, Named | Region)), None) for reading in readings]
     names = {region.name for region in regions if isinstance(region, Named)}
     if len(names) == 1 and all(isinstance(region, Named) for region in regions):
-        sets = [_region_of(region.value) for region in regions if isinstance(region, Named)]
+        sets = [region_of(region.value) for region in regions if isinstance(region, Named)]
         if all(isinstance(item, Region) for item in sets):
-            return Named(names.pop(), (_combined([item for item in sets if item is not None], conjunction),))
+            return Named(names.pop(), (combined([item for item in sets if item is not None], conjunction),))
     pieces = [piece for reading in readings for piece in reading if isinstance(piece, Interval)]
     if len(pieces) == len(readings) and any(
-        item.with_lower != item.with_upper or item.lower == _LINE.lower or item.upper == _INFINITY for item in pieces
+        item.with_lower != item.with_upper or item.lower == LINE.lower or item.upper == INFINITY for item in pieces
     ):
         return Region(tuple(pieces))
     return Several(tuple(readings))
-
-
-def _combined(regions: list[Region], conjunction: bool) -> Region:
-    if not conjunction:
-        return Region(tuple(piece for region in regions for piece in region.pieces))
-    if (both := _between(regions)) is not None:
-        return both
-    whole, *others = regions
-    excluded = [other.without for other in others if other.pieces == (_LINE,)]
-    if len(excluded) == len(others):
-        return Region(whole.pieces, (*whole.without, *(piece for pieces in excluded for piece in pieces)))
-    return Region(tuple(piece for region in regions for piece in region.pieces), ())
-
-
-def _between(regions: list[Region]) -> Region | None:
-    """Return what two half-lines have in common that point at each other."""
-    pieces = [region.pieces[0] for region in regions if len(region.pieces) == 1 and not region.without]
-    rays = [piece for piece in pieces if isinstance(piece, Interval)]
-    up = [ray for ray in rays if ray.upper == _INFINITY and ray.lower != _LINE.lower]
-    down = [ray for ray in rays if ray.lower == _LINE.lower and ray.upper != _INFINITY]
-    if len(regions) != 2 or len(up) != 1 or len(down) != 1:
-        return None
-    try:
-        inside = numeric(up[0].lower).real < numeric(down[0].upper).real
-    except NoValueError:
-        return None
-    return Region((Interval(up[0].lower, down[0].upper, up[0].with_lower, down[0].with_upper),)) if inside else None
-
-
-def _region_of(reading: Reading) -> Region | None:
-    for value in reading:
-        if isinstance(value, Region):
-            return value
-        if isinstance(value, Interval):
-            return Region((value,))
-    return None
 
 
 def _number_with_commas(plain: str) -> str:
@@ -280,7 +256,6 @@ def _number_with_commas(plain: str) -> str:
 _MULTIPLE_OF_LETTER = re.compile(r"-?\d+(?:\.\d+)?\s*[a-zA-Z]")
 """As in ``n = 3m``, where the letter is no unit unless a length or a time has that name."""
 _RELATION = re.compile("([=≠<>≤≥∈≈])")
-_FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 _NAME = re.compile(
     rf"\s*(?:\\frac\{{\s*d[^{{}}]{{0,9}}\}}\{{\s*d[^{{}}]{{1,9}}\}}|(?:\\(?:vec|hat|bar|overrightarrow))?\{{[A-Za-z]+\}}|[A-Za-z]|m?\\[a-zA-Z]+\s*|{WORD}[^{WORD_END}]*{WORD_END}\s*)"
     rf"(?:_\{{?\w+\}}?|'|\^\{{?-1\}}?|\([\w\\, ]{{1,20}}\)|{WORD}[^{WORD_END}]*{WORD_END}|[A-Z]{{1,3}})*\s*"
@@ -344,7 +319,7 @@ def _relations(plain: str) -> list[Value]:
         return _equation(sides, signs)
     if any(sign in "=≈" for sign in signs):
         return []
-    return _inequality([side.strip() for side in sides], signs)
+    return inequality([side.strip() for side in sides], signs)
 
 
 def _equation(sides: list[str], signs: list[str]) -> list[Value]:
@@ -398,7 +373,8 @@ _RATIO_OF_NAMES = re.compile(r"[A-Za-z]{1,3}(?:\s*:\s*[A-Za-z]{1,3})+")
 
 
 def _tuple_of_names(text: str) -> bool:
-    return bool(re.fullmatch(r"\(\s*[a-zA-Z](_\{?\w+\}?)?(\s*,\s*[a-zA-Z](_\{?\w+\}?)?)+\s*\)", text))
+    name = r"(?:[a-zA-Z]|\\[a-z]+)\s*(?:_\{?\w+\}?)?"
+    return bool(re.fullmatch(rf"\(\s*{name}(\s*,\s*{name})+\s*\)", text))
 
 
 def _contains(text: str, name: str) -> bool:
@@ -408,58 +384,11 @@ def _contains(text: str, name: str) -> bool:
         return False
 
 
-def _inequality(sides: list[str], signs: list[str]) -> list[Value]:
-    nodes = [parsed(side) for side in sides]
-    if len(nodes) == 3:
-        if (signs[0] in "<≤" and signs[1] in "<≤") or (signs[0] in ">≥" and signs[1] in ">≥"):
-            if signs[0] in ">≥":
-                nodes, signs = nodes[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
-            if nodes[1].kind == "symbol":
-                piece = Interval(nodes[0], nodes[2], signs[0] == "≤", signs[1] == "≤")
-                return [Named(nodes[1].parts[0], (Region((piece,)),))]
-        return []
-    if len(nodes) != 2:
-        return []
-    (left, right), sign = nodes, signs[0]
-    if right.kind == "symbol" and left.kind != "symbol":
-        left, right, sign = right, left, _FLIPPED.get(sign, sign)
-    if left.kind == "function" and left.parts[0] == "abs" and (centered := _center(left.parts[1])):
-        return [Named(centered[0], (_around(sign, centered[1], right),))]
-    if left.kind == "symbol" and not has_symbol(right, left.parts[0]):
-        return [Named(left.parts[0], (_half_line(sign, right),)), Relation(sign, left, right)]
-    return [Relation(sign, left, right)]
-
-
-def _center(node: Node) -> tuple[str, Node] | None:
-    r"""Return the variable of ``x`` or ``x - a``, and the value at which it is zero."""
-    if node.kind == "symbol":
-        return node.parts[0], number(0)
-    if node.kind == "+" and node.parts[0].kind == "symbol" and not symbols(node.parts[1]):
-        return node.parts[0].parts[0], Node("neg", (node.parts[1],))
-    return None
-
-
-def _around(sign: str, center: Node, distance: Node) -> Region:
-    r"""Return the numbers of ``|x - 1| < 3``, ``|x| \ge 3`` and the like."""
-    lower, upper = Node("+", (center, Node("neg", (distance,)))), Node("+", (center, distance))
-    if sign in "<≤":
-        return Region((Interval(lower, upper, sign == "≤", sign == "≤"),))
-    return Region((_half_line(_FLIPPED[sign], lower).pieces[0], _half_line(sign, upper).pieces[0]))
-
-
-def _half_line(sign: str, end: Node) -> Region:
-    if sign == "≠":
-        return Region((_LINE,), (Bracketed("set", ((Scalar(end),),)),))
-    if sign in "<≤":
-        return Region((Interval(_LINE.lower, end, False, sign == "≤"),))
-    return Region((Interval(end, _INFINITY, sign == "≥", False),))
-
-
 def _sets(plain: str) -> list[Value]:
     r"""Read unions, intersections and what is left of a set without another: ``(0, 1) \cup (1, 2)``, ``ℝ ∖ {0}``."""
     if "∩" in plain:
         first, *others = (
-            ([_region_of(_read(part.strip())) for part in split(plain, "∩")]) if "∪" not in plain else [None]
+            ([region_of(_read(part.strip())) for part in split(plain, "∩")]) if "∪" not in plain else [None]
         )
         within = tuple(other for other in others if other is not None)
         return [Region(first.pieces, first.without, within)] if first and others and len(within) == len(others) else []
@@ -532,7 +461,8 @@ def _unit_vectors(plain: str) -> list[Value]:
     if len(items) < 2 or len(parts) < len(items) or "".join(item[0] for item in items) != plain:
         return []
     zero: Reading = (Scalar(number(0)),)
-    return [Bracketed("tuple", tuple(parts.get(name, zero) for name in ("ijk" if "k" in parts else "ij")))]
+    spaces = ("ijk",) if "k" in parts else ("ij", "ijk")
+    return [Bracketed("tuple", tuple(parts.get(name, zero) for name in names)) for names in spaces]
 
 
 def _set(inside: str) -> list[Value]:
@@ -540,12 +470,28 @@ def _set(inside: str) -> list[Value]:
     if builder:
         named = [value for value in _read(builder[2])[:-1] if isinstance(value, Named) and value.name == builder[1]]
         return [value for item in named for value in item.value]  # its variable may have any name
-    items = _both_signs([item for item in split(inside, ",;") if item.strip()])
-    return (
-        [Bracketed("set", tuple(_read(item) for item in items))]
-        if len(items) <= _MOST_ITEMS and "…" not in inside
-        else []
-    )
+    if family := _FAMILY.fullmatch(inside):
+        node = renamed(parsed(family["value"]), family["name"], "k")
+        return [Bracketed(f"family over {family['of']}", ((Scalar(node),),))]
+    items = _continued(_both_signs([item for item in split(inside, ",;") if item.strip()]))
+    return [Bracketed("set", tuple(_read(item) for item in items))] if 0 < len(items) <= _MOST_ITEMS else []
+
+
+_FAMILY = re.compile(r"(?P<value>[^|:∈]+)[|:]\s*(?P<name>[a-z])\s*∈\s*(?P<of>[ℤℕ])")
+"""As in ``2k | k ∈ ℤ``."""
+
+
+def _continued(items: list[str]) -> list[str]:
+    """Write out ``1, 3, …, 9``; return nothing where the dots have no end, or no known step."""
+    if not any("…" in item for item in items):
+        return items
+    *begin, dots, last = [item.strip() for item in items] if len(items) > 2 else ["", "", ""]
+    if dots != "…" or not all(re.fullmatch(r"-?\d{1,6}", item) for item in (*begin, last)):
+        return []
+    known, end = [int(item) for item in begin], int(last)
+    steps = {after - value for value, after in pairwise(known)} or {1}
+    written = range(known[0], end + 1, step) if len(steps) == 1 and (step := steps.pop()) > 0 else range(0)
+    return [str(value) for value in written[: _MOST_ITEMS + 1]] if end in written and known[-1] < end else []
 
 
 _MATRIX = re.compile(

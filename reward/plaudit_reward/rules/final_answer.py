@@ -55,6 +55,7 @@ _SPOKEN = re.compile(
     r"(?:\s+(?:therefore|thus|then|simply|just|exactly|approximately|about))?\s*[:：]?\s*|答案(?:是|为)\s*|答えは\s*|답은\s*"
     r"|(?<![a-z])(?:option|choice)\s+(?=[*(]*[A-J][*)]*\s+is\s+(?:the\s+)?(?:correct|right|best|answer))"
     r"|(?:\A|(?<=\s))(?=[*(]*[A-J][*)]*\s+is\s+the\s+(?:correct|right|best)\s+(?:answer|option|choice)\b)"
+    r"|(?<![a-z])i\s+(?:choose|pick|select)\s+(?:option\s+)?(?=[*(]*[A-J][*)]*\.?\s*\Z)"
     r"|(?<![a-z])(?:(?:actually|rather|instead),?\s+(?:it|that)(?:['’]s|\s+is)|(?:it|that)\s+should\s+be)\s+(?=[*_]*[-−$\\\d])"
 )
 _FORMULA = re.compile(
@@ -62,6 +63,17 @@ _FORMULA = re.compile(
     re.DOTALL,
 )
 _FORMULAS_JOINED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,|;)\s*")
+_REASON = re.compile(r",?\s+(?:since|because|as)\s+")
+_NO_SOLUTION = re.compile(
+    r"(?i)\b(?:there (?:is|are)|(?:equation|system|inequality) has)\s+"
+    r"(no (?:real |integer |such )?(?:solutions?|roots?))\.?\Z"
+)
+_PARTS = re.compile(
+    r"(?i)(?<![\w.])\d+\s*(?:hours?|hrs?|h|minutes?|mins?|days?|weeks?|months?|years?|feet|foot|ft|pounds?|lbs?)\b"
+    r"(?:,?\s+(?:and\s+)?\d+(?:\.\d+)?\s*(?:hours?|hrs?|minutes?|mins?|seconds?|secs?|s|days?|weeks?|months?|"
+    r"inch(?:es)?|in|ounces?|oz)\b)+"
+)
+"""As in "3 hours and 20 minutes"."""
 _NUMBERS_JOINED = re.compile(r",?\s+(?:and|or)\s+|,\s+")
 _BOLD = re.compile(r"\*\*(?P<bold>[^*\n]{1,200})\*\*")
 _EQUATION = re.compile(
@@ -183,6 +195,8 @@ def _marked(text: str, *, lenient: bool = True) -> FinalAnswer | None:
 def _unmarked(text: str) -> FinalAnswer | None:
     whole = text[-_UNMARKED_CHARACTERS:].strip()
     formulas = list(_FORMULA.finditer(whole))
+    if len(formulas) > 1 and _REASON.fullmatch(whole, formulas[-2].end(), formulas[-1].start()):
+        formulas.pop()
     if formulas:
         return FinalAnswer(_joined_formulas(whole, formulas), "last formula")
     bold = list(_BOLD.finditer(whole))
@@ -198,9 +212,13 @@ def _unmarked(text: str) -> FinalAnswer | None:
     ):
         return FinalAnswer(_LABEL.sub("", whole), "whole response")
     numbers = list(_NUMBER.finditer(whole))
+    if told := _NO_SOLUTION.search(whole):
+        return FinalAnswer(told[1], "last words")
     if not numbers:
         return None
     begin = numbers[-1]
+    if parts := next((part for part in _PARTS.finditer(whole) if part.start() <= begin.start() < part.end()), None):
+        return FinalAnswer(parts[0], "last number")
     for number in reversed(numbers[:-1]):
         if not _NUMBERS_JOINED.fullmatch(whole, number.end(), begin.start()):
             break

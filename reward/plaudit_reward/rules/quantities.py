@@ -20,8 +20,146 @@ from plaudit_reward.rules.answer_types import (
     Value,
 )
 from plaudit_reward.rules.expressions import Node, NotAnExpressionError, number, parsed
-from plaudit_reward.rules.number_words import ORDINALS, number_of_words
 from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of, unit_product
+
+_ONES = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+_TENS = dict(
+    zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10), strict=True)
+)
+_CARDINALS = {**{word: value for value, word in enumerate(_ONES)}, **_TENS}
+ORDINALS = {
+    "first": 1,
+    "second": 2,
+    "third": 3,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "seventh": 7,
+    "eighth": 8,
+    "ninth": 9,
+    "tenth": 10,
+    "eleventh": 11,
+    "twelfth": 12,
+    "thirteenth": 13,
+    "fourteenth": 14,
+    "fifteenth": 15,
+    "sixteenth": 16,
+    "seventeenth": 17,
+    "eighteenth": 18,
+    "nineteenth": 19,
+    "twentieth": 20,
+    "thirtieth": 30,
+}
+_PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4, "fourths": 4}
+_PARTS |= {f"{word}{ending}": value for word, value in ORDINALS.items() if value > 4 for ending in ("", "s")}
+
+
+_CHINESE = {sign: value for value, sign in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
+_CHINESE_POWERS = {"十": 10, "百": 100, "千": 1000}
+_CHINESE_NUMBER = re.compile(r"([零〇一二两兩三四五六七八九十百千]+)(?:(万)([零〇一二两兩三四五六七八九十百千]*))?(.*)")
+
+
+def _number_in_chinese(words: str) -> tuple[int, int, str] | None:
+    found = _CHINESE_NUMBER.fullmatch(words)
+    if found is None:
+        return None
+    high, low = _below_ten_thousand(found[1]), _below_ten_thousand(found[3] or "")
+    return high * 10_000 + low if found[2] else high, 1, found[4]
+
+
+def _below_ten_thousand(signs: str) -> int:
+    if all(sign in _CHINESE for sign in signs):
+        return int("".join(str(_CHINESE[sign]) for sign in signs) or 0)
+    total = digit = 0
+    for sign in signs:
+        if sign in _CHINESE_POWERS:
+            total += max(digit, 1) * _CHINESE_POWERS[sign]
+            digit = 0
+        else:
+            digit = _CHINESE[sign]
+    return total + digit
+
+
+_MOST_WORDS = 12
+"""Before the fraction of a mixed number."""
+
+
+def number_of_words(words: str) -> tuple[int, int, str] | None:
+    """Return the number at the beginning of the words, as numerator and denominator, and the words that follow it."""
+    if (chinese := _number_in_chinese(words)) is not None:
+        return chinese
+    parts = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", words.casefold()).split()
+    parts = parts[1:] if parts[:1] == ["the"] else parts
+    return _mixed_number(parts) or _plain_number(parts)
+
+
+def _plain_number(parts: list[str]) -> tuple[int, int, str] | None:
+    """Read a number without "and a half" from the beginning of the words."""
+    sign = -1 if parts[:1] in (["minus"], ["negative"]) else 1
+    parts = parts[1:] if sign < 0 else parts
+    total = current = used = 0
+    for index, word in enumerate(parts):
+        if word in _CARDINALS:
+            current += _CARDINALS[word]
+        elif word == "hundred" and index:
+            current *= 100
+        elif word in MULTIPLIERS and index and current:
+            total, current = total + current * MULTIPLIERS[word], 0
+        elif (
+            word == "and"
+            and used
+            and index + 1 < len(parts)
+            and parts[index + 1] in _CARDINALS
+            and parts[index - 1] not in _CARDINALS
+        ):
+            pass
+        else:
+            break
+        used = index + 1
+    if used == len(parts) - 1 and parts[used - 1] in _TENS and 0 < ORDINALS.get(parts[used], 0) < 10:
+        return total + current + ORDINALS[parts[used]], 1, ""  # twenty-first
+    if used and used < len(parts) and parts[used] in _PARTS and total + current and parts[used] != "second":
+        return sign * (total + current), _PARTS[parts[used]], " ".join(parts[used + 1 :])
+    if not used and parts[:1] in (["half"], ["quarter"]):
+        rest = parts[2:] if parts[1:2] == ["of"] else parts[1:]
+        if not rest or rest[0] in ("a", "an"):
+            return sign, _PARTS[parts[0]], " ".join(rest[1:])
+    if len(parts) == 1 and parts[0] in ORDINALS:
+        return ORDINALS[parts[0]], 1, ""
+    return (sign * (total + current), 1, " ".join(parts[used:])) if used else None
+
+
+def _mixed_number(parts: list[str]) -> tuple[int, int, str] | None:
+    """Read ``three and a half`` and ``one and three quarters``."""
+    for at in (index for index, word in enumerate(parts[:_MOST_WORDS]) if word == "and" and index):
+        fraction = ["one", *parts[at + 2 :]] if parts[at + 1 : at + 2] in (["a"], ["an"]) else parts[at + 1 :]
+        whole, part = _plain_number(parts[:at]), _plain_number(fraction)
+        if whole and part and not whole[2] and whole[1] == 1 and 0 < part[0] < part[1]:
+            sign = -1 if whole[0] < 0 else 1
+            return whole[0] * part[1] + sign * part[0], part[1], part[2]
+    return None
+
 
 _BASED = re.compile(
     rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*\(?(?:{WORD})?(?:base\s*(?:{WORD_END}\s*)?)?([a-z]+|\d{{1,2}})(?:{WORD_END})?\)?\s*\}}?"
@@ -102,10 +240,16 @@ _TIME = re.compile(
 _PART_OF_DAY = re.compile(rf"{WORD}(?:o'clock )?in the (morning|afternoon|evening){WORD_END}")
 
 
+_PAST = re.compile(r"(half|quarter|\w+(?: minutes)?) (past|to|after|before) (\w+)(?: o'clock)?")
+
+
 def time_of_day(plain: str) -> list[Value]:
-    """Read ``10:30 AM``, ``14:05`` and ``noon``."""
-    if WORD in plain and (hour := {"noon": 12, "midnight": 0}.get(words_of(plain))) is not None:
+    """Read ``10:30 AM``, ``14:05``, ``noon`` and ``half past six``."""
+    words = words_of(plain) if WORD in plain else ""
+    if (hour := {"noon": 12, "midnight": 0}.get(words)) is not None:
         return [Clock(hour * 3600, "")]
+    if past := _PAST.fullmatch(words):
+        return _past(*past.groups())
     plain = _PART_OF_DAY.sub(lambda found: f"{WORD}{'am' if found[1] == 'morning' else 'pm'}{WORD_END}", plain)
     found = _TIME.fullmatch(plain.replace(f"{WORD}at{WORD_END}", ""))
     if found is None or (found[2] is None and (found[4] or "hours").startswith("hours")):
@@ -115,6 +259,19 @@ def time_of_day(plain: str) -> list[Value]:
         return []
     half = re.sub(r"[^apm]", "", (found[4] or "").casefold())
     return [Clock(hours * 3600 + minutes * 60 + seconds, half if half in ("am", "pm") else "")]
+
+
+def _past(minutes: str, sign: str, hour: str) -> list[Value]:
+    """Return the time so many minutes before or after the hour."""
+    named = {"half": 30, "quarter": 15}.get(minutes)
+    count, of = (
+        int(text) if text.isdecimal() else (number_of_words(text) or (0,))[0]
+        for text in (minutes.removesuffix(" minutes"), hour)
+    )
+    past = named or count
+    if not (1 <= of <= 12 and 1 <= past < 60) or not (named or sign == "past" or minutes.endswith(" minutes")):
+        return []
+    return [Clock((of * 60 + (past if sign in ("past", "after") else -past)) * 60, "")]
 
 
 _MONTH_NAMES = "january february march april may june july august september october november december"
@@ -184,7 +341,7 @@ _NO_UNIT = re.compile(
     r"is|are|for|because|since|then|mod|modulo)(?![a-z])"
 )
 LABEL = re.compile(
-    rf"^{WORD}(?!(?i:option|choice|answer)\s+[A-J]\b)[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])|^pH\s+(?=\d)"
+    rf"^{WORD}(?!(?:(?i:option|choice|answer)\s+)?[A-J]\b)[^{WORD_END}\d]*(?::\s*{WORD_END}|{WORD_END}\s*:)\s*(?=[-\d\\¤])|^pH\s+(?=\d)"
 )
 """As in ``Total: 12`` and ``pH 7``."""
 ABOUT = re.compile(
@@ -296,8 +453,26 @@ def _compound(plain: str) -> list[Value]:
     return [Quantity(total, first)] if total is not None else []
 
 
+_POWER_OF_TEN = re.compile(r"(?:1|one) (?:with|followed by|and then) (.{1,40}) zeroe?s(?: (?:after|behind) it)?")
+
+
+def _power_of_ten(count: str) -> list[Value]:
+    """Read "1 followed by 100 zeros" by the number of zeros, in digits or in words."""
+    found = (int(count), 1, "") if count.isdecimal() else number_of_words(count)
+    return [Scalar(Node("^", (number(10), number(found[0]))))] if found and found[1:] == (1, "") else []
+
+
+_SHORT_MULTIPLIERS = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion"}
+_SHORT_MULTIPLIER = re.compile(rf"(?i)(?<=\d)\s*{WORD}?(k|m|bn?){WORD_END}?\Z")
+"""Of amounts of money."""
+
+
 def _simple_quantity(plain: str) -> list[Value]:
+    if zeros := _POWER_OF_TEN.fullmatch(words_of(plain)):
+        return _power_of_ten(zeros[1])
     currency = re.match(rf"\s*(-?)\s*([{_CURRENCIES}])\s*", plain)
+    if currency and (short := _SHORT_MULTIPLIER.search(plain)):
+        plain = f"{plain[: short.start()]} {WORD}{_SHORT_MULTIPLIERS[short[1].casefold()]}{WORD_END}"
     head = f"{currency[1]}{plain[currency.end() :]}" if currency else plain
     ordinal = _ORDINAL.fullmatch(head)
     if ordinal:
@@ -338,16 +513,23 @@ def _multiplier(words: str) -> tuple[int, str]:
 
 
 def _unit(text: str) -> Unit | None:
-    text = text.strip()
+    text = " ".join(text.split())
     if not text:
         return None
     if _NO_UNIT.search(text):
         raise NotAnExpressionError(f"{text!r} is no unit")
     if text == "°":
         return DEGREE
-    if text == "%" or text.casefold() in ("percent", "per cent", "percentage"):
-        return PERCENT
+    if share := _SHARE.fullmatch(text):
+        return PERCENT._replace(words=frozenset(share["change"].split() if share["change"] else ()))
     return unit_of(text)
+
+
+_SHARE = re.compile(
+    r"(?i)(?:%|percent(?:age)?|per cent)(?: (?:of|off|discount|chance|probability|in total)(?: .*)?)?"
+    r"(?: (?P<change>(?:increase|decrease|more|less|higher|lower|larger|smaller|profit|loss|gain)))?"
+)
+"""A percentage with what it is of, or with the direction of a change."""
 
 
 def _letter_unit(head: str) -> list[Value]:

@@ -90,6 +90,7 @@ UNITS |= {
 PERCENT = Unit((), Fraction(1, 100))
 DEGREE = Unit((("angle", 1),), Fraction(1))
 RADIAN = Unit((("radians", 1),), Fraction(1))
+HOUR = Unit(_TIME, Fraction(3600))
 MULTIPLIERS = {
     "hundred": 100,
     "thousand": 1000,
@@ -146,7 +147,10 @@ def unit_of(text: str) -> Unit | None:
         power = sign * int(found["power"] or next_power)
         next_power = 1
         if unit is None:
-            unknown += [] if word.casefold() in _FILLERS else [_stem(word)]
+            stem = _stem(word)
+            unknown += (
+                [] if word.casefold() in _FILLERS else [stem if power == 1 or stem != "unit" else f"unit^{power}"]
+            )
             continue
         known = True
         for base, exponent in unit[0]:

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),  # the tests share template processes, and so the event loop
 ]
 
-SAMPLES = 16
+SAMPLES = 64
 """Each is a fork of a template process."""
 
 CLASSES = '''
