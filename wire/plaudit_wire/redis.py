@@ -212,8 +212,11 @@ class TlsConnection(_Connection, SSLConnection):
 
 def redis_client(url: str, **options: Any) -> Redis:
     """Return ``Redis.from_url`` with these connections; ``options`` are those of redis-py."""
-    connection_class = TlsConnection if url.startswith("rediss://") else PlainConnection
-    return Redis.from_url(url, connection_class=connection_class, **options)
+    client = Redis.from_url(url, **options)
+    pool = client.connection_pool
+    # Not by an argument: for rediss:// redis-py puts its own class in the place of a given one.
+    pool.connection_class = TlsConnection if issubclass(pool.connection_class, SSLConnection) else PlainConnection
+    return client
 
 
 class TlsFileError(Exception):

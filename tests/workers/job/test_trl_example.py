@@ -30,8 +30,9 @@ def brevity_reward(completions, **kwargs):
 
 
 def test_the_job_of_the_page_is_valid_with_the_file_and_the_functions_of_a_user_of_trl(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     job, commands = re.findall(r"```(?:yaml|sh)\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
     assert [line.split()[:3] for line in commands.splitlines()] == [
         ["plaudit", name, "job.yaml"] for name in ("validate", "try", "run")

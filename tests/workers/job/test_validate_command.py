@@ -157,9 +157,11 @@ def test_servers_that_only_a_cluster_reaches_leave_a_job_valid(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     field: str,
     agent: dict[str, Any],
 ) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     row = {"data_source": "a", "prompt": "b", "reward_model": {"ground_truth": "c"}}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     section = {"model": "m", "baseUrl": "http://127.0.0.1:1/v1", "promptTemplate": {"path": "judge.j2"}}

@@ -53,7 +53,11 @@ async def test_a_pool_that_no_prompt_needs_goes(world: World, broker: Brokers, m
         await until(lambda: len(world.folders()) == 1)
         await world.trainer.close("g", "dropped", "test")
         await until(lambda: not world.folders())
-        assert await world.held() == {}
+
+        async def is_free() -> bool:
+            return await world.held() == {}
+
+        await until(is_free)
 
 
 async def test_a_warm_machine_leaves_its_place_to_a_claim_of_another_shape(world: World, broker: Brokers) -> None:
