@@ -2,10 +2,11 @@
 PYTHON ?= python3
 UV := .uv/bin/uv
 BIN := .venv/bin
+PROCESSES = 3
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 # They trust one authority: each HTTP client and each process else reads the system's 140, which takes 25 ms of a core.
-TESTS := PYTHONDONTWRITEBYTECODE= SSL_CERT_FILE=$(CURDIR)/tests/support/authority.pem \
-  $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
+TESTS = PYTHONDONTWRITEBYTECODE= SSL_CERT_FILE=$(CURDIR)/tests/support/authority.pem \
+  $(BIN)/pytest -q --numprocesses $(PROCESSES) --no-loadscope-reorder
 OF_PARTS := $(patsubst %,--ignore %,$(wildcard tests/e2e*))
 LOCAL := whole or bench or broken or long
 marked = $(shell grep -rlE --include 'test_*.py' --exclude-dir e2e 'pytest\.mark\.($(1))\b' tests)
@@ -67,6 +68,8 @@ check: install ## format, lint, types, import order, generated files, links of t
 	$(BIN)/python -m plaudit_metrics.generate --check
 	$(BIN)/python docs/site/build.py --check
 
+# They wait a quarter of the time.
+test: PROCESSES = 4
 test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (8 minutes)
 	$(TESTS) $(OF_PARTS) -m "not (engines or containers or $(LOCAL))"
 

@@ -273,8 +273,9 @@ _LEARNING = (
         "In nearly all of the newest steps the reward follows length within groups. Right answers may need more words; "
         "a reward that can be earned with words alone looks the same. `plaudit audit RUN` and an auditor tell them "
         "apart.",
+        # Without the 16 tokens a policy that learns to end its calls would look the same: 3 tokens become 5.
         "(avg_over_time(plaudit_last_step_response_tokens[30m])\n"
-        "  > <lengthGrowth> * min_over_time(avg_over_time(plaudit_last_step_response_tokens[30m])[1d:30m]))\n"
+        "  > 16 + <lengthGrowth> * min_over_time(avg_over_time(plaudit_last_step_response_tokens[30m])[1d:30m]))\n"
         "and plaudit_length_pays_share >= <lengthPaysShare>",
         panel="Reward and length",
     ),
