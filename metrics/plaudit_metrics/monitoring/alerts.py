@@ -442,7 +442,9 @@ _SANDBOXES = (
         "{{ $labels.run }}: a sample has waited {{ $value | humanizeDuration }} for a place for its machine.",
         "And the trainer waits for such samples for over a fifth of its time, or no step has closed yet.",
         "(plaudit_sandbox_oldest_wait_seconds > <sandboxWaitSeconds>)\n"
-        "unless run:plaudit_sandboxes_wait:ratio <= <exposedShare>",
+        "unless (run:plaudit_sandboxes_wait:ratio\n"
+        '  or plaudit_last_step_wait_seconds{cause="sandboxes"} / ignoring (cause) plaudit_last_step_seconds)\n'
+        "<= <exposedShare>",
         panel="Machines of samples",
     ),
 )
