@@ -258,6 +258,8 @@ class Run:
     name: str
     stack: AsyncExitStack
     rolls: random.Random = field(default_factory=lambda: random.Random(1))
+    scored: int = 0
+    """The samples that have a score."""
 
     def __post_init__(self) -> None:
         self.prompts, self.samples, self.ready, self.events = (Signal(self.world) for _ in range(4))
@@ -355,6 +357,7 @@ async def reward_worker(run: Run, number: int) -> None:
 
     async def send(delivery: Delivery[Sample]) -> None:
         await commit(transport, delivery, no_op_score())
+        run.scored += 1
         consumer.finished(delivery)
 
     async def take() -> None:
@@ -383,7 +386,7 @@ class Trainer:
         self.core = Core("trainer")
         self._held: list[Group] = []
         self.closed: list[tuple[dict[str, float], dict[str, Cost]]] = []
-        """Of each step: when its last group was closed (``now``), what the cores and the calls had taken until then."""
+        """Of each step: when its last group was closed (``now``), samples scored, what cores and calls had taken."""
 
     async def work(self) -> None:
         """Train all steps."""
@@ -417,7 +420,7 @@ class Trainer:
         record = StepRecord(step, 1, time.time() - 1, time.time(), groups * GROUP_SIZE, groups, {})
         await self._call("close", partial(self._streams.record_step, record))
         cores = (self._world.redis, self.core, self._metrics)
-        busy = {"now": self._world.now, **{core.name: core.busy_s for core in cores}}
+        busy = {"now": self._world.now, "scored": float(self._run.scored), **{core.name: core.busy_s for core in cores}}
         self.closed.append((busy, {kind: replace(cost) for kind, cost in self._world.costs.items()}))
 
     async def _close(self, group: Group, ending: GroupEnding) -> None:
@@ -480,7 +483,8 @@ def figures(fleet: Fleet, trainer: Trainer) -> dict[str, Any]:
     before, costs_before = trainer.closed[0] if fleet.steps > 1 else ({}, {})
     after, costs_after = trainer.closed[-1]
     seconds = after["now"] - before.get("now", 0.0)
-    samples = fleet.groups * GROUP_SIZE * counted
+    # Not the samples of the closed steps: those of several are in work at a time.
+    samples = after["scored"] - before.get("scored", 0.0)
     used = {name: (after[name] - before.get(name, 0.0)) / seconds for name in ("redis", "trainer", "metrics")}
     used |= {"rollouts": samples / seconds / fleet.generated_per_s, "workers": samples / seconds / fleet.scored_per_s}
     costs = {}
@@ -538,11 +542,17 @@ def plot(rows: list[dict[str, Any]]) -> str:
         y = _BOTTOM - (_BOTTOM - _TOP) * (math.log10(rate) - least) / (most - least)
         return f"{x:.1f},{y:.1f}"
 
+    labelled: list[float] = []
+
     def line(points: list[tuple[float, float]], style: str, label: str) -> Iterator[str]:
         places = [place(*point) for point in points]
-        x, y = places[-1].split(",")
+        x, y = map(float, places[-1].split(","))
+        y = min(
+            (y + down for down in (0, 15, -15, 30, -30)), key=lambda at: any(abs(at - other) < 15 for other in labelled)
+        )
+        labelled.append(y)
         yield f'<polyline points="{" ".join(places)}" fill="none" {style}/>'
-        yield f'<text x="{float(x) + 8:.1f}" y="{float(y) + 4:.1f}">{label}</text>'
+        yield f'<text x="{x + 8:.1f}" y="{y + 4:.1f}">{label}</text>'
 
     parts = []
     for power in range(least, math.floor(most) + 1):
