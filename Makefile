@@ -70,7 +70,7 @@ check: install ## format, lint, types, import order, generated files, links of t
 
 # They wait a quarter of the time.
 test: PROCESSES = 4
-test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (8 minutes)
+test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (7 minutes)
 	$(TESTS) $(OF_PARTS) -m "not (engines or containers or $(LOCAL))"
 
 MINUTES ?= 10
