@@ -39,7 +39,7 @@ storage = "10G"
     "variables": "[environment.env]\nKEY = '${KEY:-none}'\n[verifier.env]\nTOKEN = '${TOKEN}'",
     "public": "schema_version = '1.2'\n[environment]\nnetwork_mode = 'public'",
     "no network": "[environment]\nnetwork_mode = 'no-network'",
-    "hosts": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['example.org', '*.pypi.org']",
+    "hosts": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['example.org', '*.example.net']",
     "internet": "schema_version = '1.1'\n[environment]\nallow_internet = true",
     "no internet": "[environment]\nallow_internet = false",
     "both forms": "[environment]\nallow_internet = false\nnetwork_mode = 'public'",
