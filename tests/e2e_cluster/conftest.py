@@ -43,6 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return part, LONGEST.index(stem) if stem in LONGEST else len(LONGEST)
 
     items.sort(key=turn)
+    for item in items:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -86,8 +89,8 @@ def definition(cluster: Cluster) -> Cluster:
     cluster.kubectl(*apply, "-f", "-", text=chart.template(cluster, "crd", "crd-rewardservice"))
     names = ("crd/rljobs.plaudit.dev", "crd/rewardservices.plaudit.dev")
     established = ("wait", "--for=condition=Established", *names)  # fails while there is no status
-    cluster.until("definition", lambda: cluster.kubectl(*established, check=False).returncode == 0, 30)
-    cluster.until("discovery", lambda: cluster.kubectl("get", "rlj,rws", check=False).returncode == 0, 30)
+    cluster.until("definition", lambda: cluster.kubectl(*established, check=False).returncode == 0)
+    cluster.until("discovery", lambda: cluster.kubectl("get", "rlj,rws", check=False).returncode == 0)
     return cluster
 
 

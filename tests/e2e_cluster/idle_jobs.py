@@ -98,10 +98,10 @@ class Jobs:
         """Return the number of pods that are bound to a node."""
         return sum(bool(pod["spec"].get("nodeName")) for pod in self.pods(name, *roles))
 
-    def until_running(self, name: str, seconds: float = 120) -> float:
+    def until_running(self, name: str) -> float:
         """Wait until all of a job runs; return the seconds waited."""
         began = time.monotonic()
-        self.cluster.until(f"{name} runs", lambda: self.status(name).get("phase") == "Running", seconds)
+        self.cluster.until(f"{name} runs", lambda: self.status(name).get("phase") == "Running")
         return time.monotonic() - began
 
     def until_waiting(self, name: str) -> None:
@@ -111,7 +111,7 @@ class Jobs:
             roles = ("RolloutReady", "TrainerRunning", "TransportReady")
             return any(self.condition(name, role).get("reason") == "Unschedulable" for role in roles)
 
-        self.cluster.until(f"{name} waits", refused, 60)
+        self.cluster.until(f"{name} waits", refused)
 
     def edit(self, name: str, spec: str) -> None:
         """Edit a job as its user would."""
@@ -123,7 +123,7 @@ class Jobs:
         """Delete jobs and wait until their pods are gone."""
         for name in names:
             self.cluster.kubectl("--namespace", NAMESPACE, "delete", "rlj", name, "--ignore-not-found")
-            self.cluster.until(f"{name} gone", partial(self.gone, name), 120)
+            self.cluster.until(f"{name} gone", partial(self.gone, name))
 
     def gone(self, name: str) -> bool:
         """Return True if no pod of a job is left, of any role."""

@@ -61,7 +61,7 @@ class PacedJob:
         reward = {**files, "data": {"reward.py": self._reward}}
         done = self.cluster.apply(reward, manifest or self.manifest())
         assert done.returncode == 0, done.stderr
-        self.cluster.until("the run's id", lambda: self.status.get("run"), 60)
+        self.cluster.until("the run's id", lambda: self.status.get("run"))
         self.goes_on()
 
     def manifest(self) -> dict[str, Any]:

@@ -46,13 +46,13 @@ def told(installed: Cluster) -> Iterator[Callable[..., str]]:
         def has_reason() -> bool:
             return installed.condition("rlj", name, NAMESPACE, kind).get("reason") == reason
 
-        installed.until(f"{kind} says {reason}", has_reason, 240)
+        installed.until(f"{kind} says {reason}", has_reason)
 
         def describe() -> str:
             return " ".join(installed.kubectl("--namespace", NAMESPACE, "describe", "rlj", name).stdout.split())
 
         if event:
-            installed.until("the event", lambda: f"Warning {reason}" in describe(), 30)
+            installed.until("the event", lambda: f"Warning {reason}" in describe())
         said = describe()
         missing = [text for text in words if text not in said]
         assert not missing, said
@@ -100,7 +100,7 @@ def test_a_secret_that_is_not_there(told: Callable[..., str], installed: Cluster
         def runs() -> bool:
             return bool(installed.get("rlj", "no-secret", NAMESPACE)["status"]["phase"] == "Running")
 
-        installed.until("the pods start by themselves", runs, 240)
+        installed.until("the pods start by themselves", runs)
     finally:
         installed.kubectl(*where, "delete", "secret", "not-there")
 
@@ -148,7 +148,7 @@ def test_a_redis_that_is_full_and_the_columns_of_kubectl_get(installed: Cluster,
         return installed.kubectl("--namespace", NAMESPACE, "get", "rlj", "full").stdout.splitlines()
 
     # On a busy machine a pod may miss a probe after its first: the job is then Degraded, and recovers.
-    header, row = installed.until("Running", lambda: " Running " in (found := columns())[1] and found, 120)
+    header, row = installed.until("Running", lambda: " Running " in (found := columns())[1] and found)
     assert header.split() == ["NAME", "PHASE", "STEP", "ROLLOUT", "REWARD", "VERDICT", "BACKLOG", "AGE"]
     assert row.split()[:3] == ["full", "Running", "1/1"]
     uid = installed.get("rlj", "full", NAMESPACE)["metadata"]["uid"][:8]

@@ -85,7 +85,7 @@ def test_a_lost_server_is_replaced_and_the_job_goes_on(
         pods = job.pods("environment")
         return any(state(pod) != state(before) and is_ready(pod) for pod in pods)
 
-    job.cluster.until("another server", another, 120)
+    job.cluster.until("another server", another)
     job.goes_on()
     assert {"name": "environment/grader", "desired": 1, "ready": 1}.items() <= role(job).items()
     with capsys.disabled():

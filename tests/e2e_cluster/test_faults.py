@@ -88,7 +88,7 @@ def test_a_pod_of_each_role_is_replaced(
     before, attempts = state_of(job, role), counts(job)
     began = time.monotonic()
     strike(job, job.pods(role)[0])
-    job.cluster.until("the pod's end", lambda: state_of(job, role) - before, 60)
+    job.cluster.until("the pod's end", lambda: state_of(job, role) - before)
     job.goes_on()
     tell(f"{role} {strike.__name__}: goes on after", time.monotonic() - began)
     expected = {"delete_by_force": (0, 1), "kill_process": (1, 0)}[strike.__name__] if role == "trainer" else (0, 0)
@@ -103,7 +103,7 @@ def test_a_standby_takes_over_when_the_leaders_pod_is_deleted_by_force(job: Pace
     before = state_of(job)
     first, began = leader(job.cluster), time.monotonic()
     job.cluster.kubectl("--namespace", "plaudit", "delete", "pod", first, "--grace-period=0", "--force")
-    job.cluster.until("takeover", lambda: leader(job.cluster) not in (first, ""), 60)
+    job.cluster.until("takeover", lambda: leader(job.cluster) not in (first, ""))
     tell("operator deleted by force: another leads after", time.monotonic() - began)
     job.goes_on()
     assert state_of(job) == before
@@ -117,7 +117,7 @@ def test_a_standby_takes_over_from_a_leader_that_hangs_and_only_one_leads_when_i
     began = time.monotonic()
     os.kill(frozen, signal.SIGSTOP)
     try:
-        cluster.until("takeover", lambda: leader(cluster) != first, 60)
+        cluster.until("takeover", lambda: leader(cluster) != first)
         took = time.monotonic() - began
     finally:
         os.kill(frozen, signal.SIGCONT)
@@ -128,7 +128,7 @@ def test_a_standby_takes_over_from_a_leader_that_hangs_and_only_one_leads_when_i
         pod = cluster.get("pod", first, "plaudit")
         return bool(pod["status"]["containerStatuses"][0]["restartCount"])
 
-    cluster.until("who has lost the Lease leaves", started_again, 60)
+    cluster.until("who has lost the Lease leaves", started_again)
     assert leader(cluster) != first
     job.goes_on()
     assert state_of(job) == before
@@ -140,7 +140,7 @@ def test_children_that_are_deleted_by_hand_come_back(job: PacedJob, tell: Tell):
     others += [f"pdb/{job.name}-reward", f"networkpolicy/{job.name}-redis", f"configmap/{job.name}-job"]
     before, began = state_of(job, "rollout", "reward", "metrics"), time.monotonic()
     kubectl(job, "delete", *roles, *others, "--wait=false")
-    job.cluster.until("all ended", lambda: not before & state_of(job), 120)
+    job.cluster.until("all ended", lambda: not before & state_of(job))
     job.goes_on()
     tell("children deleted: goes on after", time.monotonic() - began)
     kubectl(job, "get", *roles, *others)
@@ -154,7 +154,7 @@ def test_a_redis_that_is_deleted_with_its_volume_is_filled_again_from_the_ledger
         found = job.cluster.get("pvc", f"data-{job.name}-redis-0", NAMESPACE)
         return bool(found) and found["metadata"]["uid"] != claim
 
-    job.cluster.until("another volume", another, 120)
+    job.cluster.until("another volume", another)
     job.goes_on()
     tell("Redis and its volume deleted: goes on after", time.monotonic() - began)
 
@@ -167,7 +167,7 @@ def test_children_that_are_edited_by_hand_are_put_right(job: PacedJob, tell: Tel
     kubectl(job, "scale", f"deployment/{job.name}-rollout", "--replicas=0")
     kubectl(job, "set", "image", metrics, "metrics=localhost/none:1")
     kubectl(job, "patch", service, "--type=merge", '--patch={"spec": {"selector": {"plaudit.dev/role": "nobody"}}}')
-    job.cluster.until("put right", lambda: [kubectl(job, *image), kubectl(job, *selector)] == right, 60)
+    job.cluster.until("put right", lambda: [kubectl(job, *image), kubectl(job, *selector)] == right)
     job.goes_on()
     tell("children edited: goes on after", time.monotonic() - began)
 
@@ -179,7 +179,7 @@ def test_a_lost_node_is_left_and_its_trainer_goes_on_elsewhere(job: PacedJob, te
     with_trainer = node_of(job, "trainer") == lost
     subprocess.run(harness("kill-node", lost[-1]), check=True)
     try:
-        job.cluster.until("left", lambda: not {uid for uid, _ in alive(job)} & moved, 120)
+        job.cluster.until("left", lambda: not {uid for uid, _ in alive(job)} & moved)
         job.goes_on()
         tell(f"node lost{' with the trainer' * with_trainer}: goes on after", time.monotonic() - began)
     finally:
@@ -200,7 +200,7 @@ def test_a_job_whose_redis_has_lost_its_node_waits_for_it(job: PacedJob, tell: T
     subprocess.run(harness("kill-node", home[-1]), check=True)
     try:
         told = {"reason": "NodeLost", "status": "True"}
-        job.cluster.until("NodeLost", lambda: told.items() <= job.condition("Degraded").items(), 150)
+        job.cluster.until("NodeLost", lambda: told.items() <= job.condition("Degraded").items())
         tell("Redis's node lost: told after", time.monotonic() - began)
         assert job.phase == "Degraded"
         assert state_of(job, "redis") == redis, "never forced away"
@@ -231,7 +231,7 @@ def test_suspended_it_holds_only_redis_and_metrics_and_resumed_it_goes_on(job: P
     patch = ["patch", "rlj", job.name, "--type=merge", "--patch"]
     kubectl(job, *patch, '{"spec": {"suspend": true}}')
     try:
-        job.cluster.until("suspended", lambda: job.phase == "Suspended", 120)
+        job.cluster.until("suspended", lambda: job.phase == "Suspended")
         there = [pod for pod in job.pods() if pod["status"]["phase"] not in ("Succeeded", "Failed")]
         assert {pod["metadata"]["labels"]["plaudit.dev/role"] for pod in there} == {"redis", "metrics"}
     finally:
@@ -251,12 +251,12 @@ def test_of_three_rollouts_one_with_the_least_work_leaves(job: PacedJob, tell: T
         return ready == f"{rollouts}/{rollouts}" and len(job.pods("rollout")) == rollouts
 
     kubectl(job, "scale", "rlj", job.name, "--replicas=3")
-    job.cluster.until("three rollouts", lambda: are_ready(3), 120)
+    job.cluster.until("three rollouts", lambda: are_ready(3))
     assert costs == {}
     tell("one rollout more: goes on after", job.goes_on(rollouts=3))
     before = {pod["metadata"]["name"] for pod in job.pods("rollout")}
     kubectl(job, "scale", "rlj", job.name, "--replicas=2")
-    job.cluster.until("two rollouts", lambda: are_ready(2), 120)
+    job.cluster.until("two rollouts", lambda: are_ready(2))
     (left,) = before - {pod["metadata"]["name"] for pod in job.pods("rollout")}
     assert costs.keys() == before
     assert costs[left] == min(costs.values())
@@ -272,7 +272,7 @@ def test_several_at_once_at_random(job: PacedJob, tell: Tell):
         for role in struck:
             draw.choice([delete_by_force, kill_process])(job, draw.choice(job.pods(role)))
             time.sleep(draw.uniform(0, 2))
-        job.cluster.until("their ends", lambda: len(before - state_of(job, *struck)) >= len(struck), 60)  # noqa: B023
+        job.cluster.until("their ends", lambda: len(before - state_of(job, *struck)) >= len(struck))  # noqa: B023
         job.goes_on()
         tell(f"{', '.join(struck)} (seed {SEED}): goes on after", time.monotonic() - began)
 

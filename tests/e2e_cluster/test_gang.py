@@ -26,7 +26,7 @@ def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("gangs")
     prepare(definition, folder)
     operator = OperatorProcess(kubeconfig_of_the_chart(definition, folder), "gangs", NAMESPACE, folder / "log")
-    definition.until("a leader", lambda: operator.leads, 60)
+    definition.until("a leader", lambda: operator.leads)
     yield Jobs(definition)
     definition.kubectl("--namespace", NAMESPACE, "delete", "rlj", "--all", check=False)
     operator.stop()
@@ -35,13 +35,18 @@ def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def tenant(jobs: Jobs) -> Iterator[None]:
     """Run another tenant's pod on half of the GPUs."""
+    enter(jobs)
+    yield
+    leave(jobs)
+
+
+def enter(jobs: Jobs) -> None:
+    """Take half of the GPUs."""
     container = {"name": "pause", "image": IMAGE, "resources": {"limits": {GPU: 4}}}
     metadata = {"name": "tenant", "namespace": NAMESPACE}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
     jobs.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    jobs.cluster.kubectl("--namespace", NAMESPACE, "wait", "--for=condition=Ready", "pod/tenant", "--timeout=60s")
-    yield
-    leave(jobs)
+    jobs.cluster.kubectl("--namespace", NAMESPACE, "wait", "--for=condition=Ready", "pod/tenant", "--timeout=300s")
 
 
 def leave(jobs: Jobs) -> None:
@@ -49,7 +54,8 @@ def leave(jobs: Jobs) -> None:
     jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod/tenant", "--ignore-not-found")
 
 
-def test_a_gang_that_does_not_fit_holds_nothing_and_starts_when_there_is_room(jobs: Jobs, tenant: None):
+def test_a_gang_starts_whole_heals_and_gives_everything_back(jobs: Jobs, tenant: None):
+    """What does not fit holds nothing; a trainer's attempt and a rollout come back; a suspended gang is whole again."""
     jobs.make(gang_job("whole"))
     jobs.until_waiting("whole")
     assert len(jobs.pods("whole")) == 5
@@ -60,34 +66,30 @@ def test_a_gang_that_does_not_fit_holds_nothing_and_starts_when_there_is_room(jo
     assert any(f"Insufficient {GPU}" in message for message in words)
     leave(jobs)
     began = time.monotonic()
-    jobs.cluster.until("bound", lambda: jobs.bound("whole") == 5, 60)
+    jobs.cluster.until("bound", lambda: jobs.bound("whole") == 5)
     bound_s = time.monotonic() - began
     print(f"gang bound {bound_s:.1f} s after there was room, all running {jobs.until_running('whole'):.1f} s later")
     groups = jobs.cluster.get("podgroup", "", NAMESPACE)["items"]
     assert [group["metadata"]["name"] for group in groups] == [jobs.status("whole")["run"]]  # none of the Job's own
 
-
-def test_a_trainers_attempt_and_a_rollout_come_back_into_a_running_gang(jobs: Jobs):
     before = {pod["metadata"]["uid"] for pod in jobs.pods("whole", "rollout", "redis")}
     pod = jobs.pods("whole", "trainer")[0]["metadata"]["name"]
     jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", pod)
-    jobs.cluster.until("counted", lambda: jobs.status("whole").get("attempt") == 1, 60)
+    jobs.cluster.until("counted", lambda: jobs.status("whole").get("attempt") == 1)
     print(f"next attempt running after {jobs.until_running('whole'):.1f} s")
     assert {pod["metadata"]["uid"] for pod in jobs.pods("whole", "rollout", "redis")} == before
     assert jobs.status("whole")["restarts"] + jobs.status("whole")["disruptions"] == 1
     attempt = jobs.cluster.get("job", "whole-trainer-1", NAMESPACE)["metadata"]["uid"]
     pod = jobs.pods("whole", "rollout")[0]["metadata"]["name"]
     jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", pod)
-    jobs.cluster.until("replaced", lambda: pod not in {p["metadata"]["name"] for p in jobs.pods("whole")}, 60)
+    jobs.cluster.until("replaced", lambda: pod not in {p["metadata"]["name"] for p in jobs.pods("whole")})
     jobs.until_running("whole")
     assert jobs.cluster.get("job", "whole-trainer-1", NAMESPACE)["metadata"]["uid"] == attempt
 
-
-def test_a_suspended_gang_gives_everything_back_and_is_whole_again(jobs: Jobs, request: pytest.FixtureRequest):
     jobs.edit("whole", '{"suspend": true}')
-    jobs.cluster.until("suspended", lambda: jobs.status("whole").get("phase") == "Suspended", 90)
-    jobs.cluster.until("pods gone", lambda: not jobs.pods("whole"), 90)
-    request.getfixturevalue("tenant")
+    jobs.cluster.until("suspended", lambda: jobs.status("whole").get("phase") == "Suspended")
+    jobs.cluster.until("pods gone", lambda: not jobs.pods("whole"))
+    enter(jobs)
     jobs.edit("whole", '{"suspend": false}')
     jobs.until_waiting("whole")
     assert jobs.bound("whole") == 0
@@ -99,13 +101,13 @@ def test_a_suspended_gang_gives_everything_back_and_is_whole_again(jobs: Jobs, r
     )  # fmt: skip
     assert "it is part of a gang" in refused.stderr
     jobs.delete("whole")
-    jobs.cluster.until("no PodGroup", lambda: not jobs.cluster.get("podgroup", "", NAMESPACE)["items"], 60)
+    jobs.cluster.until("no PodGroup", lambda: not jobs.cluster.get("podgroup", "", NAMESPACE)["items"])
 
 
 def test_of_two_jobs_that_fit_only_alone_one_runs_and_the_other_waits_whole(jobs: Jobs):
     names = {"left", "right"}
     jobs.make(*(gang_job(name) for name in sorted(names)))
-    jobs.cluster.until("one runs", lambda: {n for n in names if jobs.status(n).get("phase") == "Running"}, 120)
+    jobs.cluster.until("one runs", lambda: {n for n in names if jobs.status(n).get("phase") == "Running"})
     (first,) = (name for name in names if jobs.status(name)["phase"] == "Running")
     (second,) = names - {first}
     jobs.until_waiting(second)
@@ -120,14 +122,14 @@ def test_a_gang_that_never_fits_gives_up_at_its_deadline_and_leaves_nothing(jobs
     jobs.until_waiting("never")
     assert jobs.bound("never") == 0
     jobs.edit("never", '{"lifecycle": {"preRunningDeadlineSeconds": 1}}')
-    jobs.cluster.until("failed", lambda: jobs.status("never").get("phase") == "Failed", 60)
+    jobs.cluster.until("failed", lambda: jobs.status("never").get("phase") == "Failed")
     failed = jobs.condition("never", "Failed")
     assert failed["reason"] == "PreRunningDeadlineExceeded"
     assert "rollout 0/5" in failed["message"]
     assert f"Insufficient {GPU}" in failed["message"]
     everything = ("deployment,statefulset,job,podgroup", "pods")
     for kinds in everything:
-        jobs.cluster.until(f"no {kinds}", lambda kinds=kinds: not jobs.cluster.get(kinds, "", NAMESPACE)["items"], 60)
+        jobs.cluster.until(f"no {kinds}", lambda kinds=kinds: not jobs.cluster.get(kinds, "", NAMESPACE)["items"])
 
 
 def test_a_lost_pod_restarts_its_replica_of_two_pods_and_the_other_goes_on(jobs: Jobs):
@@ -141,8 +143,8 @@ def test_a_lost_pod_restarts_its_replica_of_two_pods_and_the_other_goes_on(jobs:
     assert hosts == {f"replicas-rollout-{replica}-0-{rank}.replicas-rollout" for replica in "01" for rank in "01"}
     began = time.monotonic()
     jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", min(before["0"]))
-    jobs.cluster.until("replaced", lambda: replicas(jobs).get("0", {}).keys().isdisjoint(before["0"]), 60)
-    jobs.cluster.until("whole again", lambda: jobs.status("replicas")["replicas"]["rollout"] == "4/4", 60)
+    jobs.cluster.until("replaced", lambda: replicas(jobs).get("0", {}).keys().isdisjoint(before["0"]))
+    jobs.cluster.until("whole again", lambda: jobs.status("replicas")["replicas"]["rollout"] == "4/4")
     jobs.until_running("replicas")
     print(f"whole again {time.monotonic() - began:.1f} s after a pod was deleted")
     after = replicas(jobs)
@@ -153,34 +155,39 @@ def test_a_lost_pod_restarts_its_replica_of_two_pods_and_the_other_goes_on(jobs:
     jobs.delete("replicas")
 
 
-def test_rollouts_of_a_job_without_gang_follow_kubectl_scale(jobs: Jobs, tmp_path: Path):
+@pytest.fixture
+def scaled(jobs: Jobs) -> Iterator[str]:
+    """Run a job of two rollouts without a gang."""
     rollout = {"replicas": 2, "engine": {"tensorParallelSize": 1}, "pod": idle("rollout")}
     jobs.make(gang_job("scaled", scheduling={}, rollout=rollout))
     jobs.until_running("scaled")
+    yield "scaled"
+    jobs.delete("scaled")
+
+
+def test_rollouts_of_a_job_without_gang_follow_kubectl_scale(jobs: Jobs, scaled: str, tmp_path: Path):
     # Without what kubectl knows of an earlier definition, on a cluster that is kept between runs.
-    scale = ("--cache-dir", str(tmp_path), "--namespace", NAMESPACE, "scale", "rlj", "scaled")
+    scale = ("--cache-dir", str(tmp_path), "--namespace", NAMESPACE, "scale", "rlj", scaled)
     jobs.cluster.kubectl(*scale, "--current-replicas=2", "--replicas=3")
-    jobs.cluster.until("three", lambda: jobs.status("scaled")["replicas"]["rollout"] == "3/3", 60)
-    assert (jobs.status("scaled")["rollouts"], jobs.status("scaled")["phase"]) == (3, "Running")
+    jobs.cluster.until("three", lambda: jobs.status(scaled)["replicas"]["rollout"] == "3/3")
+    assert (jobs.status(scaled)["rollouts"], jobs.status(scaled)["phase"]) == (3, "Running")
     jobs.cluster.kubectl(*scale, "--replicas=1")
-    jobs.cluster.until("one", lambda: jobs.status("scaled").get("rollouts") == 1, 60)
+    jobs.cluster.until("one", lambda: jobs.status(scaled).get("rollouts") == 1)
     refused = jobs.cluster.kubectl(*scale, "--replicas=0", check=False)
     assert "should be greater than or equal to 1" in refused.stderr
 
 
-def test_a_killed_api_server_disturbs_no_pod_and_edits_after_it_are_followed(jobs: Jobs):
-    jobs.cluster.until("two rollouts gone", lambda: len(jobs.pods("scaled", *ROLES)) == 6, 90)
-    before = {pod["metadata"]["uid"] for pod in jobs.pods("scaled", *ROLES)}
+def test_a_killed_api_server_disturbs_no_pod_and_edits_after_it_are_followed(jobs: Jobs, scaled: str):
+    before = {pod["metadata"]["uid"] for pod in jobs.pods(scaled, *ROLES)}
     began = time.monotonic()
     subprocess.run(harness("restart-api-server"), check=True)
     print(f"API server back after {time.monotonic() - began:.1f} s")
-    jobs.edit("scaled", '{"rollout": {"replicas": 2}}')
-    jobs.cluster.until("two", lambda: jobs.status("scaled")["replicas"]["rollout"] == "2/2", 90)
+    jobs.edit(scaled, '{"rollout": {"replicas": 3}}')
+    jobs.cluster.until("three", lambda: jobs.status(scaled)["replicas"]["rollout"] == "3/3")
     print(f"an edit is followed {time.monotonic() - began:.1f} s after the kill")
-    assert before <= {pod["metadata"]["uid"] for pod in jobs.pods("scaled", *ROLES)}
-    jobs.until_running("scaled")
-    assert (jobs.status("scaled")["restarts"], jobs.status("scaled")["disruptions"]) == (0, 0)
-    jobs.delete("scaled")
+    assert before <= {pod["metadata"]["uid"] for pod in jobs.pods(scaled, *ROLES)}
+    jobs.until_running(scaled)
+    assert (jobs.status(scaled)["restarts"], jobs.status(scaled)["disruptions"]) == (0, 0)
 
 
 def test_redis_of_a_deleted_job_stays_until_its_trainer_has_ended(jobs: Jobs):
@@ -195,16 +202,16 @@ def test_redis_of_a_deleted_job_stays_until_its_trainer_has_ended(jobs: Jobs):
         kinds = [owner["kind"] for owner in jobs.cluster.get(*owners)["metadata"]["ownerReferences"]]
         return kinds == ["RLJob", "Pod"]
 
-    jobs.cluster.until("owned by the trainer", owned_by_the_trainer, 30)
+    jobs.cluster.until("owned by the trainer", owned_by_the_trainer)
     jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "rlj", "leaves")
-    jobs.cluster.until("rollouts gone", lambda: not jobs.pods("leaves", "rollout", "reward", "metrics"), 60)
+    jobs.cluster.until("rollouts gone", lambda: not jobs.pods("leaves", "rollout", "reward", "metrics"))
     assert len(jobs.pods("leaves", "trainer")) == 2
     (redis,) = jobs.pods("leaves", "redis")
     assert "deletionTimestamp" not in redis["metadata"]
     graces = {pod["metadata"]["deletionGracePeriodSeconds"] for pod in jobs.pods("leaves", "trainer")}
     assert graces == {120}
-    jobs.cluster.until("all gone", lambda: jobs.gone("leaves"), 120)
-    jobs.cluster.until("no Redis", lambda: not jobs.cluster.get("statefulset", "", NAMESPACE)["items"], 60)
+    jobs.cluster.until("all gone", lambda: jobs.gone("leaves"))
+    jobs.cluster.until("no Redis", lambda: not jobs.cluster.get("statefulset", "", NAMESPACE)["items"])
 
 
 INJECTED = """\
@@ -248,7 +255,7 @@ def test_sidecars_that_stay_fail_or_end_are_no_end_of_a_job_and_no_secret(jobs: 
     def injected() -> bool:
         return "proxy" in jobs.cluster.kubectl("--namespace", NAMESPACE, *trial.split(), check=False).stdout
 
-    jobs.cluster.until("the injection", injected, 60)
+    jobs.cluster.until("the injection", injected)
     reward = idle("reward")
     reward["template"]["spec"]["containers"].append({"name": "proxy", "image": IMAGE, "command": ENDS})
     made = [gang_job(name, 1, scheduling={}, trainer={"pod": ends}) for name in ("stays", "fails")]
@@ -256,11 +263,11 @@ def test_sidecars_that_stay_fail_or_end_are_no_end_of_a_job_and_no_secret(jobs: 
     made[-1]["spec"]["reward"]["workers"]["pod"] = reward
     jobs.make(*made)
     for name in ("stays", "fails"):
-        jobs.cluster.until(f"{name} complete", lambda name=name: jobs.status(name).get("phase") == "Complete", 120)
+        jobs.cluster.until(f"{name} complete", lambda name=name: jobs.status(name).get("phase") == "Complete")
         assert jobs.status(name).get("restarts", 0) == 0
-        jobs.cluster.until("no trainer", lambda name=name: not jobs.pods(name, "trainer"), 60)
+        jobs.cluster.until("no trainer", lambda name=name: not jobs.pods(name, "trainer"))
     told = "proxy ends with code 0, and Kubernetes starts it again and again. Let it run for as long as the pod"
-    jobs.cluster.until("what ends is named", lambda: told in jobs.condition("ends", "RewardReady")["message"], 120)
+    jobs.cluster.until("what ends is named", lambda: told in jobs.condition("ends", "RewardReady")["message"])
     jobs.delete("stays", "fails", "ends")
 
 

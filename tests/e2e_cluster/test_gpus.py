@@ -44,14 +44,14 @@ def test_pods_go_where_gpus_are_and_wait_where_there_are_none(shared: Cluster):
         pytest.skip("counts on two nodes with four GPUs each")
     delete = partial(shared.kubectl, "--namespace", training.NAMESPACE, "delete", "rlj", "--wait=false")
     assert shared.apply(job("small", rollouts=5, gpus=1)).returncode == 0
-    small = shared.until("six GPUs given", lambda: len(found := placed(shared, "small")) == 6 and found, 120)
+    small = shared.until("six GPUs given", lambda: len(found := placed(shared, "small")) == 6 and found)
     assert all(sum(gpus for node, gpus in small if node == name) <= 4 for name in ("node1", "node2"))
 
     assert shared.apply(job("large", rollouts=1, gpus=4)).returncode == 0
-    shared.until("unschedulable", lambda: rollout_ready(shared, "large").get("reason") == "Unschedulable", 120)
+    shared.until("unschedulable", lambda: rollout_ready(shared, "large").get("reason") == "Unschedulable")
     assert GPU in rollout_ready(shared, "large")["message"]
     assert [gpus for _, gpus in placed(shared, "large")] == [1]  # the trainer's
 
     delete("small")
-    shared.until("room", lambda: sorted(gpus for _, gpus in placed(shared, "large")) == [1, 4], 120)
+    shared.until("room", lambda: sorted(gpus for _, gpus in placed(shared, "large")) == [1, 4])
     delete("large")

@@ -166,7 +166,7 @@ def install(cluster: Cluster, **values: Any) -> None:
 def until_in_force(cluster: Cluster) -> None:
     """Wait until the API server says the policy's words: another refusal would say as little as none."""
     job = with_spec(hostPID=True)
-    cluster.until("the policy", lambda: "its node" in cluster.refusal(job), 60)
+    cluster.until("the policy", lambda: "its node" in cluster.refusal(job))
 
 
 @pytest.fixture(scope="module")
@@ -197,11 +197,11 @@ def test_the_charts_values_make_exceptions(policy: Cluster):
     install(policy, allow=["host", "volumes", "privileged", "root"], serviceAccounts=["bucket-reader"])
     jobs = [job for job, words in REJECTED.values() if words in ("its node", "persistentVolumeClaim", "root")]
     jobs.append(with_pod({"serviceAccountName": "bucket-reader"}))
-    policy.until("exceptions", lambda: not any(map(policy.refusal, jobs)), 60)
+    policy.until("exceptions", lambda: not any(map(policy.refusal, jobs)))
     assert "service account" in policy.refusal(with_pod({"serviceAccountName": "admin"}))
     install(policy, exemptNamespaces=[NAMESPACE])
     exempt = with_pod({"serviceAccountName": "admin"})
-    policy.until("an exempt namespace", lambda: not policy.refusal(exempt), 60)
+    policy.until("an exempt namespace", lambda: not policy.refusal(exempt))
 
 
 def test_a_training_job_of_the_suite_is_accepted(policy: Cluster):
@@ -216,7 +216,7 @@ def test_a_job_older_than_the_policy_can_be_suspended_labelled_and_deleted_but_n
     install(policy, exemptNamespaces=[NAMESPACE])
     old = with_spec(hostNetwork=True)
     old["metadata"]["finalizers"] = ["plaudit.dev/test"]
-    policy.until("exemption", lambda: not policy.refusal(old), 60)
+    policy.until("exemption", lambda: not policy.refusal(old))
     policy.kubectl("create", "-f", "-", text=json.dumps(old))
     install(policy)
     until_in_force(policy)
@@ -231,4 +231,4 @@ def test_a_job_older_than_the_policy_can_be_suspended_labelled_and_deleted_but_n
     assert "its node" in patch({"spec": {"rollout": {"replicas": 3}}})
     policy.kubectl(*here, "delete", "rlj/job", "--cascade=foreground", "--wait=false")
     assert patch({"metadata": {"finalizers": None}}) == ""
-    policy.until("deletion", lambda: "job" not in policy.kubectl(*here, "get", "rlj").stdout, 60)
+    policy.until("deletion", lambda: "job" not in policy.kubectl(*here, "get", "rlj").stdout)

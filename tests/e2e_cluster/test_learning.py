@@ -58,7 +58,7 @@ def test_a_job_trains_completes_and_leaves_nothing_behind(shared: Cluster):
     assert rows[-1]["audit/again/groups"] > 0
     assert rows[-1]["audit/again/value"] == pytest.approx(rows[-1]["audit/again/reward"])
     shared.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", JOB)
-    shared.until("nothing left behind", lambda: not left(shared, before), 120)
+    shared.until("nothing left behind", lambda: not left(shared, before))
 
 
 def test_a_model_calls_a_tool(shared: Cluster):

@@ -197,7 +197,7 @@ def test_the_tests_of_a_killed_worker_run_again_on_the_same_files(
         cluster.until("the tests run", lambda: any(_runs_tests(each) for each in pods.find({LABEL: machine.name})))
         worker.send_signal(signal.SIGKILL)
     assert verified(machine, tmp_path).reward == 1.0
-    cluster.until("the pods of tests are gone", lambda: roles(pods, machine) == ["agent"], 30)
+    cluster.until("the pods of tests are gone", lambda: roles(pods, machine) == ["agent"])
 
 
 def _runs_tests(pod: dict[str, Any]) -> bool:
@@ -261,7 +261,7 @@ def test_pods_go_with_their_owner_and_those_that_nobody_holds_are_reaped(
     assert pods.reap(labels, {held.name, owned.name}.__contains__, older_than_s=900.0) == []
     assert pods.reap(labels, {held.name, owned.name}.__contains__, older_than_s=0.0) == [lost.name]
     cluster.kubectl("delete", "configmap", "job", "-n", NAMESPACE)
-    cluster.until("the owner took its pod along", lambda: roles(pods, owned) == [], 60)
+    cluster.until("the owner took its pod along", lambda: roles(pods, owned) == [])
     assert roles(pods, held) == ["agent"]
     held.remove()
     assert pods.find({}) == []

@@ -63,7 +63,7 @@ def monitoring(restricted: Cluster) -> Cluster:
         path = folder / "example" / "prometheus-operator-crd" / f"monitoring.coreos.com_{kind}.yaml"
         restricted.kubectl("apply", "--server-side", "-f", str(path))
         # A definition without any status yet is an error to `kubectl wait`.
-        restricted.until(f"discovery of {kind}", partial(_is_served, restricted, kind), 30)
+        restricted.until(f"discovery of {kind}", partial(_is_served, restricted, kind))
     return restricted
 
 

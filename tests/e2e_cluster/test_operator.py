@@ -30,7 +30,7 @@ def start(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     def start(identity: str, **settings: str) -> OperatorProcess:
         started.append(OperatorProcess(kubeconfig, identity, NAMESPACE, folder / f"{identity}.log", **settings))
-        definition.until(f"{identity} ready", lambda: started[-1].ask("/readyz")[0] == 200, 60)
+        definition.until(f"{identity} ready", lambda: started[-1].ask("/readyz")[0] == 200)
         return started[-1]
 
     yield start
@@ -64,15 +64,15 @@ def status(cluster: Cluster, name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def leader(start: Start, definition: Cluster) -> OperatorProcess:
     operator = start("one")
-    definition.until("a leader", lambda: operator.leads, 60)
+    definition.until("a leader", lambda: operator.leads)
     return operator
 
 
 def test_a_job_gets_its_children_and_is_left_alone_at_rest(leader: OperatorProcess, definition: Cluster):
     pod = {"nodeSelector": {"no": "node"}}  # what a kubelet tries and tries again is not at rest
     make(definition, "rest", suspend=True, transport={"managed": {"pod": pod}}, metrics={"pod": pod})
-    definition.until("children", lambda: len(children(definition, "rest")) == 14 and status(definition, "rest"), 60)
-    definition.until("rest", lambda: status(definition, "rest").get("phase") == "Suspended", 60)
+    definition.until("children", lambda: len(children(definition, "rest")) == 14 and status(definition, "rest"))
+    definition.until("rest", lambda: status(definition, "rest").get("phase") == "Suspended")
     seen: list[dict[tuple[str, str], str]] = []
 
     def stable() -> bool:
@@ -80,7 +80,7 @@ def test_a_job_gets_its_children_and_is_left_alone_at_rest(leader: OperatorProce
         seen.append({**children(definition, "rest"), ("RLJob", "rest"): job})
         return len(seen) > 6 and seen[-1] == seen[-6]
 
-    definition.until("nothing changes any more", stable, 60)
+    definition.until("nothing changes any more", stable)
     before, version = children(definition, "rest"), definition.get("rlj", "rest", NAMESPACE)["metadata"]
     turns = leader.figure("plaudit_operator_reconcile_seconds_count")
     for i in range(3):
@@ -96,7 +96,7 @@ def test_a_job_gets_its_children_and_is_left_alone_at_rest(leader: OperatorProce
 
 def test_children_that_are_deleted_or_changed_by_hand_come_back(leader: OperatorProcess, definition: Cluster):
     make(definition, "hands")
-    definition.until("children", lambda: len(children(definition, "hands")) == 15, 60)
+    definition.until("children", lambda: len(children(definition, "hands")) == 15)
     kubectl = partial(definition.kubectl, "--namespace", NAMESPACE)
     kubectl("delete", "deployment/hands-reward", "service/hands-redis", "networkpolicy/hands-reward", "--wait=false")
     kubectl("scale", "deployment/hands-rollout", "--replicas=7")
@@ -110,7 +110,7 @@ def test_children_that_are_deleted_or_changed_by_hand_come_back(leader: Operator
         count = len(children(definition, "hands"))
         return count == 15 and rollout["spec"]["replicas"] == 2 and image == "localhost/none:1"
 
-    definition.until("healed", healed, 60)
+    definition.until("healed", healed)
 
 
 def test_a_stranger_keeps_its_name(leader: OperatorProcess, definition: Cluster):
@@ -122,7 +122,7 @@ def test_a_stranger_keeps_its_name(leader: OperatorProcess, definition: Cluster)
         admitted = definition.condition("rlj", "taken", NAMESPACE, "Admitted")
         return admitted.get("reason") == "NameTaken" and "taken-redis" in admitted["message"]
 
-    definition.until("NameTaken", told, 60)
+    definition.until("NameTaken", told)
     found = definition.get("service", "taken-redis", NAMESPACE)
     assert "ownerReferences" not in found["metadata"]
     definition.kubectl("--namespace", NAMESPACE, "delete", "rlj/taken", "service/taken-redis")
@@ -149,19 +149,19 @@ def test_what_an_orphaning_deletion_left_is_adopted_and_a_deletion_in_the_foregr
         return definition.condition("rlj", "left", NAMESPACE, "Admitted").get("status") == "True"
 
     make(definition, "left")
-    definition.until("children", lambda: admitted() and len(children(definition, "left")) == 15, 60)
+    definition.until("children", lambda: admitted() and len(children(definition, "left")) == 15)
     run, before = status(definition, "left")["run"], uids(definition, "left")
     kubectl = partial(definition.kubectl, "--namespace", NAMESPACE)
     kubectl("delete", "rlj/left", "--cascade=orphan")
     assert {key: owner for key, (_, owner) in uids(definition, "left").items() if owner} == {}
     make(definition, "left")
-    definition.until("adoption", admitted, 60)
+    definition.until("adoption", admitted)
     owner = definition.get("rlj", "left", NAMESPACE)["metadata"]["uid"]
     assert uids(definition, "left") == {key: (uid, owner) for key, (uid, _) in before.items()}
     assert status(definition, "left")["run"] == run
     kubectl("delete", "rlj/left", "--cascade=foreground", "--timeout=60s")
     # A StatefulSet that waits for its pod no longer holds its owner: it goes a moment later.
-    definition.until("deletion", lambda: not uids(definition, "left"), 60)
+    definition.until("deletion", lambda: not uids(definition, "left"))
 
 
 def test_a_webhook_that_does_not_answer_is_in_the_condition_and_all_is_well_once_it_is_gone(
@@ -180,17 +180,17 @@ def test_a_webhook_that_does_not_answer_is_in_the_condition_and_all_is_well_once
     }
     head = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
     assert definition.apply({**head, "metadata": {"name": "failing"}, "webhooks": [webhook]}).returncode == 0
-    definition.until("the webhook", lambda: _refused_by_webhook(definition), 60)
+    definition.until("the webhook", lambda: _refused_by_webhook(definition))
     make(definition, "hooked")
 
     def told() -> bool:
         found = definition.condition("rlj", "hooked", NAMESPACE, "Admitted")
         return found.get("reason") == "CallFailed" and "validate.example.dev" in found["message"]
 
-    definition.until("CallFailed", told, 60)
+    definition.until("CallFailed", told)
     definition.kubectl("delete", "validatingwebhookconfiguration/failing")
     well = partial(definition.condition, "rlj", "hooked", NAMESPACE, "Admitted")
-    definition.until("all is well", lambda: well().get("status") == "True", 60)
+    definition.until("all is well", lambda: well().get("status") == "True")
     assert len(children(definition, "hooked")) == 15
 
 
@@ -209,14 +209,14 @@ def test_a_typo_in_a_pod_template_is_refused_with_its_field(leader: OperatorProc
         field = 'unknown field "spec.template.spec.containers[0].imagePullPolcy"'
         return admitted.get("reason") == "RefusedByCluster" and field in admitted["message"]
 
-    definition.until("the typo's field", refused, 60)
+    definition.until("the typo's field", refused)
     definition.kubectl("--namespace", NAMESPACE, "delete", "rlj/typo", "--wait=false")
 
 
 def test_a_quota_that_refuses_trainer_and_redis_is_reported(leader: OperatorProcess, definition: Cluster):
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": NAMESPACE}}
     assert definition.apply({**quota, "spec": {"hard": {"pods": "0"}}}).returncode == 0
-    definition.until("quota", lambda: definition.get("quota", "none", NAMESPACE).get("status", {}).get("hard"), 30)
+    definition.until("quota", lambda: definition.get("quota", "none", NAMESPACE).get("status", {}).get("hard"))
     make(definition, "refused")
 
     def refused(kind: str) -> bool:
@@ -224,7 +224,7 @@ def test_a_quota_that_refuses_trainer_and_redis_is_reported(leader: OperatorProc
         return condition.get("reason") == "RefusedByCluster" and "exceeded quota: none" in condition["message"]
 
     for kind in ("TrainerRunning", "TransportReady", "RolloutReady"):
-        definition.until(f"{kind} names the quota", partial(refused, kind), 60)
+        definition.until(f"{kind} names the quota", partial(refused, kind))
     definition.kubectl("--namespace", NAMESPACE, "delete", "quota/none", "rlj/refused", "--wait=false")
 
 
@@ -245,7 +245,7 @@ def test_an_apply_removes_omitted_fields_and_keeps_replicas(definition: Cluster)
 
     del metadata["annotations"], spec["minReadySeconds"]
     for _ in range(2):
-        definition.until("its controller at rest", at_rest, 30)  # whose writes would be conflicts
+        definition.until("its controller at rest", at_rest)  # whose writes would be conflicts
         kube.apply({"kind": "Deployment", "metadata": metadata, "spec": spec})
     found = definition.get("deployment", "owned", NAMESPACE)
     assert "first" not in found["metadata"].get("annotations", {})
@@ -256,26 +256,26 @@ def test_an_apply_removes_omitted_fields_and_keeps_replicas(definition: Cluster)
 def test_a_deadline_ends_a_job_and_time_to_live_takes_it_away(leader: OperatorProcess, definition: Cluster):
     lifecycle = {"preRunningDeadlineSeconds": 4, "ttlSecondsAfterFinished": 6}
     make(definition, "late", lifecycle=lifecycle)
-    definition.until("failed", lambda: status(definition, "late").get("phase") == "Failed", 60)
-    definition.until("cleaned up", lambda: not children(definition, "late"), 60)
-    definition.until("gone", lambda: not definition.get("rlj", "late", NAMESPACE), 60)
+    definition.until("failed", lambda: status(definition, "late").get("phase") == "Failed")
+    definition.until("cleaned up", lambda: not children(definition, "late"))
+    definition.until("gone", lambda: not definition.get("rlj", "late", NAMESPACE))
 
 
 def test_a_standby_takes_over_when_the_leader_dies_and_an_upgrade_changes_nothing(
     leader: OperatorProcess, start: Start, definition: Cluster
 ):
     make(definition, "stays")
-    definition.until("children", lambda: len(children(definition, "stays")) == 15, 60)
-    definition.until("told", lambda: status(definition, "stays").get("phase"), 60)
+    definition.until("children", lambda: len(children(definition, "stays")) == 15)
+    definition.until("told", lambda: status(definition, "stays").get("phase"))
     before = children(definition, "stays")
     standby = start("two", PLAUDIT_IMAGE_WORKER="localhost/newer:2", PLAUDIT_JOB_DEFAULTS='{"runAsUser": 2000}')
     assert not standby.leads
     leader.kill()
     ran = '{"status": {"startTime": "2026-01-01T00:00:00Z"}}'  # a job of which nothing ran would take the new image
     definition.kubectl("-n", NAMESPACE, "patch", "rlj", "stays", "--subresource=status", "--type=merge", "-p", ran)
-    definition.until("takeover", lambda: standby.leads, 60)
+    definition.until("takeover", lambda: standby.leads)
     make(definition, "next")
-    definition.until("children of the next", lambda: len(children(definition, "next")) == 15, 60)
+    definition.until("children of the next", lambda: len(children(definition, "next")) == 15)
     assert children(definition, "stays") == before
 
 

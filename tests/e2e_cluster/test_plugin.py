@@ -31,7 +31,7 @@ def plaudit(installed: Cluster) -> Iterator[Cluster]:
     installed.environment["PATH"] = f"{before}:{Path(sys.executable).parent}"
     installed.kubectl("create", "namespace", NAMESPACE, check=False)
     assert installed.apply(JOB).returncode == 0
-    installed.until("running", lambda: phase(installed) == "Running", 120)
+    installed.until("running", lambda: phase(installed) == "Running")
     yield installed
     installed.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
     installed.environment["PATH"] = before
@@ -78,7 +78,7 @@ def test_open_serves_the_metrics_page_here(plaudit: Cluster):
     command = ["kubectl", "plaudit", "open", "scores", "-n", NAMESPACE, "--port", port]
     with subprocess.Popen(command, env=plaudit.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as forward:
         try:
-            page = plaudit.until("the page", lambda: answer(f"http://127.0.0.1:{port}/"), 30)
+            page = plaudit.until("the page", lambda: answer(f"http://127.0.0.1:{port}/"))
         finally:
             forward.terminate()
     assert "<title>" in page
@@ -102,15 +102,15 @@ def test_top_draws_one_frame_without_a_terminal(plaudit: Cluster):
 def test_suspend_and_resume(plaudit: Cluster):
     said = plaudit.kubectl("plaudit", "suspend", "scores", "-n", NAMESPACE).stdout
     assert said.startswith("scores is suspended")
-    plaudit.until("suspended", lambda: phase(plaudit) == "Suspended", 120)
+    plaudit.until("suspended", lambda: phase(plaudit) == "Suspended")
 
     def said_to_have_none() -> bool:  # pods that are ending have logs still
         done = plaudit.kubectl("plaudit", "logs", "scores", "reward", "-n", NAMESPACE, check=False)
         return "is Suspended and has no ready reward pods" in done.stderr
 
-    plaudit.until("no reward pods", said_to_have_none, 120)
+    plaudit.until("no reward pods", said_to_have_none)
     assert plaudit.kubectl("plaudit", "resume", "scores", "-n", NAMESPACE).stdout.startswith("scores is resumed")
-    plaudit.until("running", lambda: phase(plaudit) == "Running", 120)
+    plaudit.until("running", lambda: phase(plaudit) == "Running")
 
 
 def test_an_unreachable_cluster_is_reported_in_kubectls_message(plaudit: Cluster, tmp_path: Path):

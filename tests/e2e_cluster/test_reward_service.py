@@ -143,13 +143,13 @@ def test_a_changed_scorer_loses_and_repeats_nothing_and_every_result_has_its_ver
         direct = stack.enter_context(load(service, "rws", SERVICE, tmp_path))
         users = [stack.enter_context(load(service, "rlj", job, tmp_path)) for job in JOBS]
         loads = [direct, *users]
-        service.until("results", lambda: all(len(each.scored()) > 50 for each in loads), 120)
+        service.until("results", lambda: all(len(each.scored()) > 50 for each in loads))
         change(service, {"files": {"configMap": "reward-2"}})
-        service.until("another revision", lambda: revision(service) != before, 60)
+        service.until("another revision", lambda: revision(service) != before)
         after = revision(service)
-        service.until("rolled out", lambda: is_rolled_out(service), 240)
+        service.until("rolled out", lambda: is_rolled_out(service))
         old = {id(each): len(each.scored()) for each in loads}
-        service.until("results after", lambda: all(len(each.scored()) > old[id(each)] + 50 for each in loads), 120)
+        service.until("results after", lambda: all(len(each.scored()) > old[id(each)] + 50 for each in loads))
         results = [each.end() for each in loads]
     for found in results:
         ids = Counter(result["id"] for result in found)
@@ -159,7 +159,7 @@ def test_a_changed_scorer_loses_and_repeats_nothing_and_every_result_has_its_ver
         assert {result["score"] for result in found} == {1.0, 2.0}
     assert {(result["version"], result["score"]) for result in results[0]} == {(before, 1.0), (after, 2.0)}
     submitted = sum(map(len, results))
-    service.until("metrics", lambda: scored(service) >= submitted, 60)
+    service.until("metrics", lambda: scored(service) >= submitted)
     assert scored(service) == submitted
     assert is_ready(service, "rws", SERVICE)
 
@@ -167,16 +167,16 @@ def test_a_changed_scorer_loses_and_repeats_nothing_and_every_result_has_its_ver
 def test_two_rolls_of_the_gateways_refuse_no_call_of_a_client_that_repeats_none(service: Cluster, tmp_path: Path):
     first = gateways(service)
     with load(service, "rws", SERVICE, tmp_path, "once", 16, "once") as direct:
-        service.until("results", lambda: len(direct.scored()) > 50, 120)
+        service.until("results", lambda: len(direct.scored()) > 50)
         for limit in (900_000, 800_000):
             before = gateways(service)
             change(service, {"reward": {"gateway": {"samplesPerMinute": limit}}})
-            service.until("other gateways", lambda before=before: len(gateways(service) - before) == 2, 120)  # type: ignore[misc]
-            service.until("rolled out", lambda: is_rolled_out(service), 240)
-        service.until("the end of those before", lambda: len(gateways(service)) == 2, 240)
+            service.until("other gateways", lambda before=before: len(gateways(service) - before) == 2)  # type: ignore[misc]
+            service.until("rolled out", lambda: is_rolled_out(service))
+        service.until("the end of those before", lambda: len(gateways(service)) == 2)
         assert not first & gateways(service)
         old = len(direct.scored())
-        service.until("results after", lambda: len(direct.scored()) > old + 50, 120)
+        service.until("results after", lambda: len(direct.scored()) > old + 50)
         results = direct.end()
     assert [result for result in results if "refused" in result] == []
     assert {result["outcome"] for result in results} == {"scored"}
@@ -191,16 +191,16 @@ def test_a_canary_is_compared_before_it_counts_and_promoted_without_a_loss(servi
     with load(service, "rws", SERVICE, tmp_path, ids="later") as direct:
         change(service, {"reward": {"gateway": {"canary": {"service": {"name": NEXT}, "share": 0.5}}}})
         # As it was found: the next request may reach a gateway that has compared nothing yet.
-        seen = service.until("a comparison", lambda: compared_at_least(service, 21), 240)
+        seen = service.until("a comparison", lambda: compared_at_least(service, 21))
         num_compared = len(direct.scored())
         assert seen["agreement"] == 0.0
         assert seen["versions"] == [canary]
         assert seen["mean_difference"] == pytest.approx(3.0 - direct.scored()[-1]["score"])
         change(service, {"files": {"configMap": "reward-3"}, "reward": {"gateway": {"canary": None}}})
-        service.until("promotion", lambda: revision(service) == canary, 60)
-        service.until("rolled out", lambda: is_rolled_out(service), 240)
+        service.until("promotion", lambda: revision(service) == canary)
+        service.until("rolled out", lambda: is_rolled_out(service))
         old = len(direct.scored())
-        service.until("results after", lambda: len(direct.scored()) > old + 50, 120)
+        service.until("results after", lambda: len(direct.scored()) > old + 50)
         results = direct.end()
     assert {result["version"] for result in results[:num_compared]} == {before}, "the canary never answers"
     assert {result["version"] for result in results} == {before, canary}
@@ -214,9 +214,9 @@ def test_two_jobs_get_equal_shares_however_many_samples_each_has_in_flight(servi
             stack.enter_context(load(service, "rlj", job, tmp_path, ids="share", at_once=at_once))
             for job, at_once in zip(JOBS, (128, 16), strict=True)
         ]
-        service.until("results", lambda: all(len(each.scored()) > 100 for each in loads), 180)
+        service.until("results", lambda: all(len(each.scored()) > 100 for each in loads))
         before = [len(each.scored()) for each in loads]
-        service.until("hundreds more", lambda: sum(len(each.scored()) for each in loads) > sum(before) + 400, 240)
+        service.until("hundreds more", lambda: sum(len(each.scored()) for each in loads) > sum(before) + 400)
         large, small = (len(each.scored()) - old for each, old in zip(loads, before, strict=True))
         results = [each.end() for each in loads]
     for found in results:

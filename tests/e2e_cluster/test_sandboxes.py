@@ -97,11 +97,11 @@ def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_kill_and_a_sus
     job.cluster.until("machines", lambda: len(job.machines()) >= 2, 400)
     (broker,) = job.pods("sandboxes")
     os.kill(main_process(broker), signal.SIGKILL)
-    job.cluster.until("the next broker", lambda: _is_ready(job.pods("sandboxes")), 120)
-    job.cluster.until("its machines", job.machines, 120)
+    job.cluster.until("the next broker", lambda: _is_ready(job.pods("sandboxes")))
+    job.cluster.until("its machines", job.machines)
     job.suspend(True)
-    job.cluster.until("a suspended job without machines", lambda: not job.machines(), 60)
-    job.cluster.until("the suspension", lambda: job.phase == "Suspended", 120)
+    job.cluster.until("a suspended job without machines", lambda: not job.machines())
+    job.cluster.until("the suspension", lambda: job.phase == "Suspended")
     assert not job.machines()
     job.suspend(False)
     job.cluster.until("the end", lambda: job.phase in ("Complete", "Failed", "Invalid"), 900)
@@ -119,6 +119,6 @@ def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_kill_and_a_sus
 
 
 def test_nothing_is_left_of_machines(job: TerminalJob) -> None:
-    job.cluster.until("no machine is left", lambda: not job.machines(), 120)
+    job.cluster.until("no machine is left", lambda: not job.machines())
     assert not [*job.folder.glob("machines/*")]
     assert not [*job.folder.glob("sandboxes/*")]

@@ -124,7 +124,7 @@ def test_a_client_gets_scores_and_a_hostile_function_gets_nowhere(installed: Clu
     def ended() -> bool:
         return installed.get("pod", "client", NAMESPACE)["status"]["phase"] in ("Succeeded", "Failed")
 
-    installed.until("the client's end", ended, 180)
+    installed.until("the client's end", ended)
     said = installed.kubectl("--namespace", NAMESPACE, "logs", "client").stdout
     assert installed.get("pod", "client", NAMESPACE)["status"]["phase"] == "Succeeded", said
     [score] = [json.loads(line) for line in said.splitlines() if line.startswith("{")]

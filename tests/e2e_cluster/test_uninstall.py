@@ -34,7 +34,7 @@ def test_uninstall_leaves_running_jobs_alone_and_says_so(installed: Cluster):
     }
     done = installed.apply(job)
     assert done.returncode == 0, done.stderr
-    installed.until("Redis, metrics, a gateway and a reward worker", lambda: len(pods(installed)) == 4, 180)
+    installed.until("Redis, metrics, a gateway and a reward worker", lambda: len(pods(installed)) == 4)
     before = pods(installed)
 
     said = installed.run("helm", "uninstall", "plaudit", "--namespace", "plaudit", "--wait").stdout
@@ -43,10 +43,10 @@ def test_uninstall_leaves_running_jobs_alone_and_says_so(installed: Cluster):
     assert pods(installed) == before
 
     assert "Running jobs continue" in chart.install(installed).stdout
-    installed.until("a leader", lambda: installed.get("lease", "plaudit-operator", "plaudit"), 60)
+    installed.until("a leader", lambda: installed.get("lease", "plaudit-operator", "plaudit"))
     assert pods(installed) == before
     installed.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", JOB)
-    installed.until("nothing left", lambda: not left(installed), 120)
+    installed.until("nothing left", lambda: not left(installed))
 
 
 def left(cluster: Cluster) -> list[str]:

@@ -72,13 +72,13 @@ def helm(cluster: Cluster, *argv: str) -> None:
     """Run helm on the release of the tests; return once other operators work than before, and one of them leads."""
     before = pods(cluster, "plaudit").keys()
     cluster.run("helm", *argv, "--namespace", "plaudit", "--wait")
-    cluster.until("other operators", lambda: not before & pods(cluster, "plaudit").keys(), 120)
+    cluster.until("other operators", lambda: not before & pods(cluster, "plaudit").keys())
 
     def one_leads() -> bool:
         holder = cluster.get("lease", "plaudit-operator", "plaudit")["spec"].get("holderIdentity", "")
         return holder in pods(cluster, "plaudit")
 
-    cluster.until("one of them leads", one_leads, 60)
+    cluster.until("one of them leads", one_leads)
 
 
 def state(job: PacedJob) -> tuple[Pods, dict[tuple[str, str], int], dict[str, str]]:
@@ -92,7 +92,7 @@ def lose_the_trainer(job: PacedJob) -> None:
     attempt = job.status["attempt"]
     trainer = job.pods("trainer")[0]["metadata"]["name"]
     job.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", trainer)
-    job.cluster.until("the next attempt", lambda: job.status["attempt"] == attempt + 1, 120)
+    job.cluster.until("the next attempt", lambda: job.status["attempt"] == attempt + 1)
     job.goes_on()
 
 
