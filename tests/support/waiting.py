@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-async def until(condition: Callable[[], Any], within_s: float = 20.0, every_s: float = 0.02) -> float:
+async def until(condition: Callable[[], Any], within_s: float = 60.0, every_s: float = 0.02) -> float:
     """Wait until a condition holds, which may be a coroutine function; return the seconds that it took.
 
     Raises:
