@@ -58,7 +58,7 @@ def test_a_packed_row_gives_what_its_sequences_give_alone(begin):
     figures = [policy.update(batch) for policy in (packed, single)]
     assert figures[0]["actor/grad_norm"] == pytest.approx(figures[1]["actor/grad_norm"], rel=1e-4)
     states = [full_state(policy) for policy in (packed, single)]
-    torch.testing.assert_close(states[0], states[1], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(states[0], states[1], atol=1e-4, rtol=1e-3)
 
 
 def test_packed_rows_give_what_transformers_gives(begin, vision_model):
