@@ -63,11 +63,11 @@ def settings(**changes: Any) -> PodSettings:
     return PodSettings(IMAGE, **{"cpus": 0.1, **changes})
 
 
-async def shell(machine: PodMachine, command: str, timeout_s: float = 60.0, **more: Any) -> CommandEnd:
+async def shell(machine: PodMachine, command: str, timeout_s: float = 300.0, **more: Any) -> CommandEnd:
     return await machine.run(["bash", "-c", command], timeout_s=timeout_s, **more)
 
 
-def bash(machine: PodMachine, command: str, timeout_s: float = 60.0, **more: Any) -> CommandEnd:
+def bash(machine: PodMachine, command: str, timeout_s: float = 300.0, **more: Any) -> CommandEnd:
     return asyncio.run(shell(machine, command, timeout_s, **more))
 
 
@@ -78,7 +78,7 @@ def folder_of_tests(folder: Path, test: str) -> Path:
     return tests
 
 
-def verified(machine: PodMachine, folder: Path, test: str = TEST, *, timeout_s: float = 60.0) -> Verdict:
+def verified(machine: PodMachine, folder: Path, test: str = TEST, *, timeout_s: float = 300.0) -> Verdict:
     return asyncio.run(
         verify(machine, folder_of_tests(folder, test), timeout_s=timeout_s, environment={"GIVEN": "yes"})
     )
@@ -232,19 +232,21 @@ def test_many_machines_at_once_on_two_nodes(pods: PodCluster, tmp_path: Path) ->
         assert made.directory == "/repo"
         answer = 42 if number % 2 else number
         await made.machine.run(
-            ["bash", "-c", f"cat file given; echo {answer} > answer"], timeout_s=60.0, directory="/repo"
+            ["bash", "-c", f"cat file given; echo {answer} > answer"], timeout_s=300.0, directory="/repo"
         )
         again = await asyncio.to_thread(provider.find, folder, task)
-        return (await verify(again.machine, task.folder / "tests", timeout_s=120.0, directory="/repo")).reward
+        return (await verify(again.machine, task.folder / "tests", timeout_s=600.0, directory="/repo")).reward
 
     async def all_lived() -> list[float | None]:
         return await asyncio.gather(*map(lived, range(AT_ONCE)))
 
-    assert asyncio.run(all_lived()) == [float(number % 2) for number in range(AT_ONCE)]
-    mine = pods.find({RUN_LABEL: label_value("of many")})
-    assert len(mine) == AT_ONCE
-    assert len({each["spec"]["nodeName"] for each in mine}) == 2
-    provider.remove(*(tmp_path / "sandboxes" / "group").iterdir())
+    try:
+        assert asyncio.run(all_lived()) == [float(number % 2) for number in range(AT_ONCE)]
+        mine = pods.find({RUN_LABEL: label_value("of many")})
+        assert len(mine) == AT_ONCE
+        assert len({each["spec"]["nodeName"] for each in mine}) == 2
+    finally:
+        provider.remove(*(tmp_path / "sandboxes" / "group").iterdir())
     assert pods.find({RUN_LABEL: label_value("of many")}) == []
 
 

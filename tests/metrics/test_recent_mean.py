@@ -48,6 +48,7 @@ def step_of(series: RunSeries, number: int, bad: int, samples: int, random: Rand
     series.count_step(StepRecord(number, 1, 0.0, 100.0, samples, samples // GROUP, {}), records_missing=0)
 
 
+@pytest.mark.long
 @given(st.sampled_from([16, 64, 256, 1024, 4096]), st.floats(0, 0.2), st.integers(1, 3), st.integers(0, 2**32))
 def test_shares_are_those_of_whole_steps(samples: int, share: float, steps: int, seed: int) -> None:
     series, bad, random = RunSeries(info=JOB), round(share * samples), Random(seed)

@@ -240,6 +240,7 @@ def test_a_group_that_may_not_be_made_starts_nothing_either():
     assert not world.cluster.of_kind("StatefulSet")
 
 
+@pytest.mark.long
 def test_the_operator_killed_at_every_call_of_a_gangs_start_ends_in_the_same_state():
     class KilledError(BaseException):
         pass

@@ -131,6 +131,7 @@ def disturbed_life(seed: int, rate: float, job: dict[str, Any]) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @settings(phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.1, 0.3, 1.0]), kind=st.sampled_from(range(len(JOBS))))
 def test_no_wrong_answer_makes_a_condition_lie_and_all_is_well_within_ten_seconds(seed: int, rate: float, kind: int):

@@ -78,6 +78,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.long
 @settings(phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.05, 0.3, 0.6]), kind=st.sampled_from(range(len(JOBS))))
 def test_any_faults_and_any_order_of_events_end_in_the_same_state(seed: int, rate: float, kind: int):

@@ -168,6 +168,7 @@ ASSERTS = {
 }
 
 
+@pytest.mark.long
 async def test_asserts_are_decided_as_in_the_local_sandbox(
     server: Server, score: Callable[..., Awaitable[Score]]
 ) -> None:
@@ -205,6 +206,7 @@ async def test_more_output_than_allowed_is_not_read(server: Server, score: Calla
     assert (await score(ADD, output="1Ki")).extra["failure"] == "case 0: output limit"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "truth"),
     [("print(chr(1) * (8 << 20))", SUMS), ("def f(x): return chr(1) * (8 << 20)", ASSERTS)],

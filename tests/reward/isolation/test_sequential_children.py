@@ -149,6 +149,7 @@ async def test_a_sample_that_cannot_be_sent_fails_alone(open_scorer: Open, make_
     assert [score.value for score in results] == [0.0, 2.0, 3.0, 5.0, 6.0, 7.0]
 
 
+@pytest.mark.long
 async def test_many_hung_functions_end_without_harm_to_others(open_scorer: Open, make_sample: MakeSample) -> None:
     scorer = await open_scorer(SCORES_NUMBERS)
     responses = ["sleep" if i % 25 == 0 else str(i) for i in range(200)]

@@ -95,6 +95,7 @@ async def test_arguments_go_to_the_rule_of_the_source(open_rule: OpenRule, make_
     assert (await pipeline.score(make_sample("#### 4.00"))).value == 1.0
 
 
+@pytest.mark.long
 async def test_a_rule_that_never_ends_costs_its_sample_only(open_rule: OpenRule, make_sample: MakeSample) -> None:
     pipeline = await open_rule("format", {"pattern": "(a*)*b"}, timeout_s=2.0)
     stuck, fine = await asyncio.gather(pipeline.score(make_sample("a" * 40)), pipeline.score(make_sample("aab")))

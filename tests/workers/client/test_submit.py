@@ -93,6 +93,7 @@ async def test_an_edited_input_is_not_given_the_old_scores(
         assert output.read_text() == before
 
 
+@pytest.mark.long
 async def test_it_follows_a_service_that_is_resumed_on_another_port(
     start_service: Any, tmp_path: Path, run_name: str
 ) -> None:

@@ -134,6 +134,7 @@ def pause(server: RedisServer) -> None:
         client.client_pause(1000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("without", ["", "httptools"])
 async def test_a_gateway_that_leaves_answers_every_call_until_it_has_left(
     start_service: Any, gateway_process: Any, without: str
@@ -163,6 +164,7 @@ async def test_a_gateway_that_leaves_answers_every_call_until_it_has_left(
             assert (answer.json()["outcome"], answer.headers["connection"]) == ("scored", "close")
 
 
+@pytest.mark.long
 async def test_a_gateway_that_leaves_closes_no_connection_that_a_client_keeps(
     start_service: Any, gateway_process: Any
 ) -> None:

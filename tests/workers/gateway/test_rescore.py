@@ -117,6 +117,7 @@ spec:
 """
 
 
+@pytest.mark.long
 def test_a_killed_command_continues(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = stored.parent
     (folder / "counted.py").write_text(COUNTED)

@@ -74,6 +74,7 @@ async def test_stored_samples_are_scored_again_by_a_service(
     assert (summary["samples"], summary["mean_before"], summary["mean_after"]) == (2, 1.0, 0.5)
 
 
+@pytest.mark.long
 async def test_a_job_with_many_samples_leaves_another_its_share(
     start_service: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

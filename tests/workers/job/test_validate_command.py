@@ -218,6 +218,7 @@ def ends(tokens, anchor, settings):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "words"),
     [

@@ -338,6 +338,7 @@ async def test_a_daemon_ends_with_its_sample(processes) -> None:
     await until(ended)
 
 
+@pytest.mark.long
 async def test_closing_the_processes_ends_what_running_samples_started(tmp_path) -> None:
     (tmp_path / "daemon.py").write_text(_described(TOOLS))
     processes = AgentProcesses([FunctionTool(str(tmp_path / "daemon.py"), "starts_a_daemon")])

@@ -154,6 +154,7 @@ def test_results_of_all_kinds_and_errors_become_text(with_tools: Callable) -> No
     with_tools(use)
 
 
+@pytest.mark.long
 def test_a_slow_server_is_a_timeout_and_the_sample_goes_on(with_tools: Callable) -> None:
     async def use(call: Callable) -> None:
         slow = await call("slow")
@@ -180,6 +181,7 @@ def test_a_restarted_server_fails_the_calls_that_need_it_and_no_later_one(with_t
     with_tools(use)
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_answer_any_more_costs_only_the_call(with_tools: Callable, server: Server) -> None:
     async def use(call: Callable) -> None:
         assert (await call("count")).outcome == "ok"

@@ -229,6 +229,7 @@ async def test_every_kind_of_agent_asks_a_served_model(
     assert "sk-hidden" not in captured.out + captured.err
 
 
+@pytest.mark.long
 async def test_a_server_that_fails_or_speaks_another_dialect_is_asked_again(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

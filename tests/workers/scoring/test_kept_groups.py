@@ -71,6 +71,7 @@ def rows_of(folder: Path) -> dict[int, int]:
     return {file: sum(group.step == file for group in audits) for file in surviving_files(folder / FOLDER)}
 
 
+@pytest.mark.long
 async def test_two_workers_store_and_audit_each_group_of_a_service_once(
     start_service: StartService, tmp_path: Path
 ) -> None:

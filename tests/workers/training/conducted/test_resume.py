@@ -90,6 +90,7 @@ async def test_a_trainer_that_is_killed_repeatedly_trains_the_same_samples_as_an
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("staleness", "order"), [(0, "step"), (1, "step"), (2, "ready")])
 async def test_a_killed_trainer_that_replaces_groups_trains_every_position_once_or_drops_it_by_name(
     simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, order: str

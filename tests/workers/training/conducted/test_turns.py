@@ -240,6 +240,7 @@ async def serving(simulation: Any, *names: str) -> AsyncIterator[list[Model]]:
         await model.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plan", [{}, {"staleness": 1, "mini_batches": 2}, {"staleness": 2, "order": "ready"}])
 async def test_no_reward_model_holds_memory_during_an_update_and_none_is_asked_in_its_sleep(
     sharing: Any, make_plan: MakePlan, plan: dict[str, Any]
