@@ -1,7 +1,7 @@
 """Agent Sandbox for the tests: its kinds as far as we use them, and a stand-in for its controller.
 
-A cluster that serves the kinds already is left as it is. ``PLAUDIT_E2E_AGENT_SANDBOX`` names a folder with the CRDs of a
-release (``*.yaml``, without their conversion webhook) to take in place of ours.
+A cluster that serves the kinds already is left as it is. ``PLAUDIT_E2E_AGENT_SANDBOX`` names a folder with the CRDs of
+a release (``*.yaml``, without their conversion webhook) to take in place of ours.
 """
 
 from __future__ import annotations
