@@ -23,7 +23,7 @@ LIMITS = MachineLimits(memory_bytes=1 << 27, disk_bytes=1 << 26)
 OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "broker", "uid": "u"}
 RUN = {"plaudit.dev/run": "mine"}
 SETTINGS = PodSettings("image:1", labels=RUN, owner=OWNER, shares_template=True)
-RUNNING = {"running": {}}
+RUNNING: dict[str, Any] = {"running": {}}
 
 
 class Api(ThreadingHTTPServer):
