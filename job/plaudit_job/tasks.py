@@ -8,6 +8,7 @@ understood would give wrong rewards.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import tomllib
@@ -234,6 +235,12 @@ class Task:
         if self.config.environment.docker_image or not self.has_dockerfile:
             return self.config.environment.docker_image
         return self._built(registry, "environment")
+
+    @property
+    def agent_limit_s(self) -> float:
+        """Return the seconds that it gives its agent; infinite where it names none."""
+        agent = self.config.agent
+        return agent.timeout_sec if "timeout_sec" in agent.model_fields_set else math.inf
 
     @property
     def tests_environment(self) -> EnvironmentSection | None:

@@ -64,7 +64,7 @@ class OperatorSettings:
     """``PLAUDIT_METRICS_AUTHENTICATION``: ``true`` lets only callers read ``/metrics`` whom RBAC allows it."""
     sandboxes_role: str = ""
     """``PLAUDIT_SANDBOXES_ROLE``: ``ClusterRole/NAME`` or ``Role/NAME``, which the operator binds to the broker of a
-    job's machines. Default empty: jobs with ``sandboxes.provider: pods`` are refused."""
+    job's machines. Default empty: jobs whose machines are pods are refused."""
     network_policies: bool = True
     """``PLAUDIT_NETWORK_POLICIES``: ``false`` creates no policies."""
 

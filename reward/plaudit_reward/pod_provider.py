@@ -1,4 +1,4 @@
-"""Make the machines of tasks as pods of Kubernetes: ``sandboxes.provider: pods``.
+"""Make the machines of tasks as pods of Kubernetes: ``sandboxes.provider: pods``, and ``agentSandbox`` with claims.
 
 A machine's folder names its pod, so whoever sees the folder finds it. A pod can be started before its task's files are
 copied: ``make`` is ``start`` and ``fill``, and a pod started for one task can be filled for another of equal shape.
@@ -19,7 +19,7 @@ from plaudit_job.tasks import Task
 from plaudit_reward.providers import WORKDIR, MachineChoice, TaskMachine, outside_problem
 from plaudit_sandbox import machine as folders
 from plaudit_sandbox.machine import MachineLimits
-from plaudit_sandbox.pod_cluster import PodCluster
+from plaudit_sandbox.pod_cluster import ClaimCluster, PodCluster
 from plaudit_sandbox.pod_manifests import (
     LABEL,
     Network,
@@ -60,6 +60,8 @@ class PodProvider:
     """Pods of one namespace."""
 
     choice: MachineChoice
+    claims: bool = False
+    """Agent Sandbox makes the pods of agents, for claims (``agentSandbox``)."""
     namespace: str = field(default_factory=lambda: os.environ.get(NAMESPACE_VARIABLE, ""))
     own_pod: str = field(default_factory=lambda: os.environ.get(POD_VARIABLE, ""))
     _workdirs: dict[str, str] = field(default_factory=dict)
@@ -68,7 +70,7 @@ class PodProvider:
     @cached_property
     def cluster(self) -> PodCluster:
         """Return the cluster; raise ``ConfigurationError`` if there is none."""
-        return PodCluster(self.namespace)
+        return (ClaimCluster if self.claims else PodCluster)(self.namespace)
 
     @cached_property
     def owner(self) -> Mapping[str, str] | None:
@@ -120,7 +122,7 @@ class PodProvider:
                 machine.remove()
                 self._started(folder, needs, workdir)
             else:
-                self._write(folder, machine.name, needs.image, workdir)
+                self._write(folder, machine, workdir)
 
     def fill(self, folder: Path, task: Task | None) -> TaskMachine:
         """Copy a task's files into the pod that was started in a folder. Raises ``InfrastructureError``."""
@@ -150,7 +152,7 @@ class PodProvider:
             raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone")
         needs = self._needs(task)
         settings = self._settings(needs, written["image"], written["workdir"])
-        machine = PodMachine(self.cluster, written["name"], settings, needs.limits)
+        machine = PodMachine(self.cluster, written["name"], settings, needs.limits, written.get("uid", ""))
         separate = self.choice.separate(task, written["workdir"], _PROCESSES)
         return TaskMachine(machine, written["workdir"], cpus=settings.cpus, separate=separate)
 
@@ -184,16 +186,18 @@ class PodProvider:
     def _started(self, folder: Path, needs: _Needs, workdir: str) -> PodMachine:
         settings = self._settings(needs, needs.image, workdir)
         machine = PodMachine(self.cluster, new_name(), settings, needs.limits)
-        self._write(folder, machine.name, needs.image, workdir)
+        self._write(folder, machine, workdir)
         machine.create()
+        self._write(folder, machine, workdir)  # with its uid
         return machine
 
-    def _write(self, folder: Path, name: str, image: str, workdir: str) -> None:
+    def _write(self, folder: Path, machine: PodMachine, workdir: str) -> None:
+        written = {"name": machine.name, "uid": machine.uid, "image": machine.settings.image, "workdir": workdir}
         try:
-            (folder / _POD).write_text(json.dumps({"name": name, "image": image, "workdir": workdir}))
+            (folder / _POD).write_text(json.dumps(written))
         except OSError as error:
             with suppress(InfrastructureError):
-                self.cluster.remove({LABEL: name, **self._labels()})
+                self.cluster.remove({LABEL: machine.name, **self._labels()})
             raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
 
     def _read(self, folder: Path) -> dict[str, str]:
@@ -212,6 +216,7 @@ class PodProvider:
             labels=self._labels(),
             template=self.choice.pod_template,
             owner=self.owner,
+            shares_template=self.claims,
         )
 
     def _labels(self) -> dict[str, Any]:

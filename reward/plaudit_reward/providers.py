@@ -1,4 +1,4 @@
-"""Make the machines of tasks, by the provider that the job or the user names: ``process``, ``container`` or ``pods``.
+"""Make the machines of tasks, by the provider that the job or the user names (``PROVIDERS``).
 
 A machine has a folder, which ``make`` fills and every process of the host finds it by. Whoever removes the folder has
 the provider remove the machine; a container whose folder is gone belongs to nobody.
@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, Protocol
 
@@ -345,16 +346,17 @@ def _problem(task: Task) -> str:
     return f"task {task.name} needs {gpus} GPUs, which no provider gives" if gpus else ""
 
 
-def _pods(choice: MachineChoice) -> Provider:
+def _pods(choice: MachineChoice, *, claims: bool = False) -> Provider:
     from plaudit_reward.pod_provider import PodProvider  # needs the client of Kubernetes, as nothing else here does
 
-    return PodProvider(choice)
+    return PodProvider(choice, claims)
 
 
 PROVIDERS: Final[Mapping[str, Callable[[MachineChoice], Provider]]] = {
     "process": ProcessProvider,
     "container": ContainerProvider,
     "pods": _pods,
+    "agentSandbox": partial(_pods, claims=True),
 }
 """By name."""
 

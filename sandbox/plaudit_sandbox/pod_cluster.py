@@ -22,7 +22,17 @@ from kubernetes import client, config
 from kubernetes.stream.ws_client import create_websocket, get_websocket_url
 from websocket import ABNF, WebSocketBadStatusException, WebSocketException, WebSocketTimeoutException
 
-from plaudit_sandbox.pod_manifests import LABEL, NETWORK_LABEL, Network, Object, network_policy
+from plaudit_sandbox.pod_manifests import (
+    AGENT_SANDBOX,
+    LABEL,
+    NETWORK_LABEL,
+    ROLE_LABEL,
+    Network,
+    Object,
+    claim_problem,
+    claimed,
+    network_policy,
+)
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
 
 _CONNECT_S, _READ_S = 5.0, 30.0
@@ -38,6 +48,8 @@ _STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
 _V5: Final = "v5.channel.k8s.io"
 _NAMESPACE_OF_THIS_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SHOWN_CHARACTERS = 500
+_POD_S, _GONE_S = 120.0, 60.0
+"""For which a claim's pod is waited for, and its end."""
 
 
 class ClusterError(InfrastructureError):
@@ -95,9 +107,12 @@ class PodCluster:
                     self._create(path, policy)
             self._request("GET", self._pods, {"limit": "1", "labelSelector": LABEL})
         except ClusterError as error:
-            if error.status in (401, 403, 404):
-                raise ConfigurationError(f"machines cannot be made in namespace {self.namespace}: {error}") from error
-            raise
+            raise self._refused(error) from error
+
+    def _refused(self, error: ClusterError) -> ConfigurationError | ClusterError:
+        if error.status in (401, 403, 404):
+            return ConfigurationError(f"machines cannot be made in namespace {self.namespace}: {error}")
+        return error
 
     def controller(self, name: str) -> dict[str, str] | None:
         """Return the reference to what made a pod, such as its ReplicaSet; None if nothing did.
@@ -124,9 +139,9 @@ class PodCluster:
         """Return a pod. Raises ``ClusterError``, with status 404 if it is gone."""
         return self._request("GET", f"{self._pods}/{name}")
 
-    def label(self, name: str, labels: Mapping[str, str]) -> None:
-        """Add labels to a pod. Raises ``ClusterError``."""
-        self._request("PATCH", f"{self._pods}/{name}", {}, {"metadata": {"labels": dict(labels)}})
+    def label(self, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+        """Add labels to a pod and return it. Raises ``ClusterError``."""
+        return self._request("PATCH", f"{self._pods}/{name}", {}, {"metadata": {"labels": dict(labels)}})
 
     def find(self, labels: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the machines' pods with these labels. Raises ``ClusterError``."""
@@ -144,11 +159,15 @@ class PodCluster:
             held: Tells for the name of a machine whether somebody holds it.
             older_than_s: Younger ones stay: whoever makes one may not have written down yet that it does.
         """
-        names = {each["metadata"]["labels"][LABEL] for each in self.find(labels) if _age_s(each) >= older_than_s}
+        names = {each["metadata"]["labels"][LABEL] for each in self._made(labels) if _age_s(each) >= older_than_s}
         gone = sorted(name for name in names if not held(name))
         for name in gone:
             self.remove({LABEL: name})
         return gone
+
+    def _made(self, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return the objects with these labels that were made for machines."""
+        return self.find(labels)
 
     def execute(self, name: str, container: str, script: str) -> PodProcess:
         """Start a process of ``sh`` in a container. Raises ``ClusterError``."""
@@ -201,6 +220,93 @@ class PodCluster:
             self._api.update_params_for_auth(headers, [], ["BearerToken"], "", "GET", None)
             self._credentials, self._credentials_asked_at = headers, now
         return self._credentials
+
+
+class ClaimCluster(PodCluster):
+    """One namespace, in which Agent Sandbox makes the pods of agents for claims. Those of tests are made as ever."""
+
+    def __init__(self, namespace: str = "") -> None:
+        """Read what ``PodCluster`` reads. Raises ``ConfigurationError``."""
+        super().__init__(namespace)
+        self._claims, self._pools, self._templates = (
+            f"/apis/{AGENT_SANDBOX}/namespaces/{self.namespace}/{plural}"
+            for plural in ("sandboxclaims", "sandboxwarmpools", "sandboxtemplates")
+        )
+        self._known: set[str] = set()
+        """Templates that exist, with their pools."""
+
+    def require(self, networks: Iterable[Network]) -> None:
+        """Look for the kinds of Agent Sandbox as well. Raises as ``PodCluster.require`` does."""
+        super().require(networks)
+        try:
+            self._request("GET", self._claims, {"limit": "1"})
+        except ClusterError as error:
+            if error.status == 404:
+                raise ConfigurationError(
+                    f"this cluster serves no SandboxClaim of {AGENT_SANDBOX}: install Agent Sandbox with its "
+                    "extensions, or set sandboxes.provider: pods"
+                ) from error
+            raise self._refused(error) from error
+
+    def create(self, pod: Object) -> dict[str, Any]:
+        """Claim an agent's pod, wait until it exists, and return it; create any other."""
+        metadata = pod["metadata"]
+        if metadata["labels"][ROLE_LABEL] != "agent":
+            return super().create(pod)
+        template, pool, claim = claimed(pod)
+        named = template["metadata"]["name"]
+        if named not in self._known:
+            self._create(self._templates, template)
+            self._create(self._pools, pool)
+            self._known.add(named)
+        try:
+            self._create(self._claims, claim)
+            self._wait_for_pod(metadata["name"])
+        except ClusterError:
+            self._known.discard(named)  # somebody may have deleted it
+            raise
+        # Agent Sandbox lets claims give a pod no labels of other domains.
+        return self.label(metadata["name"], {LABEL: metadata["name"]})
+
+    def _wait_for_pod(self, name: str) -> None:
+        until_s, wait_s = time.monotonic() + _POD_S, 0.05
+        while not self._exists(f"{self._pods}/{name}"):
+            problem, is_over = claim_problem(self._request("GET", f"{self._claims}/{name}"))
+            if is_over or time.monotonic() > until_s:
+                raise ClusterError(f"the SandboxClaim {name} gets no pod: {problem}", 0)
+            time.sleep(wait_s)
+            wait_s = min(wait_s * 1.3, 1.0)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._request("GET", path)
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def remove(self, labels: Mapping[str, str]) -> None:
+        """Delete claims, and wait until their pods are gone; of a whole run, its templates and pools as well."""
+        super().remove({**labels, ROLE_LABEL: "tests"})
+        if labels.get(ROLE_LABEL) == "tests":
+            return
+        kinds = [self._claims]
+        if LABEL not in labels:
+            kinds += [self._pools, self._templates]
+            self._known.clear()
+        for path in kinds:
+            self._request("DELETE", path, _selecting(labels), {"propagationPolicy": "Foreground"})
+        until_s = time.monotonic() + _GONE_S
+        while left := self.find(labels):
+            if time.monotonic() > until_s:
+                raise ClusterError(f"the pod {left[0]['metadata']['name']} outlives its SandboxClaim", 0)
+            time.sleep(0.2)
+
+    def _made(self, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return claims: a killed process may have labelled no pod."""
+        found: list[dict[str, Any]] = self._request("GET", self._claims, _selecting(labels))["items"]
+        return found
 
 
 class PodProcess:

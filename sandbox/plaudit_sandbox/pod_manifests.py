@@ -13,10 +13,12 @@ keeper mounts it read only. A third container, ``fill``, starts before both and 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
@@ -55,6 +57,12 @@ _OF_PROGRAMS = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", 
 _OF_PROGRAMS_TOO = ("solution", "sys", "tests", "usr")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError")
+_HOPELESS_CLAIMS = (
+    *("ClaimExpired", "EnvVarsInjectionRejected", "InvalidConfiguration", "InvalidMetadata", "PodFailed"),
+    *("PodSucceeded", "SandboxExpired", "VolumeClaimTemplatesError"),
+)
+"""Those that Agent Sandbox's own client does not wait for either."""
+AGENT_SANDBOX: Final = "extensions.agents.x-k8s.io/v1beta1"
 _KEPT_BY_ITSELF = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -80,6 +88,8 @@ class PodSettings:
     when it is deleted."""
     lifetime_s: int = 86_400
     """Kubernetes ends the pods after this time, whoever has forgotten them."""
+    shares_template: bool = False
+    """Many machines have one template, and so one user: their processes cannot be counted by it."""
 
     def places(self) -> tuple[str, ...]:
         """Return the folders that the agent may write to, without a leading slash."""
@@ -91,7 +101,8 @@ class PodSettings:
     @property
     def has_own_user(self) -> bool:
         """Tell whether a machine runs as a user that no other has."""
-        return "runAsUser" not in (self.template.get("spec") or {}).get("securityContext", {})
+        chosen = (self.template.get("spec") or {}).get("securityContext", {})
+        return not self.shares_template and "runAsUser" not in chosen
 
 
 def is_writable(path: str, settings: PodSettings) -> bool:
@@ -177,7 +188,8 @@ def _pod(
     given: Mapping[str, Any] = settings.template.get("spec") or {}
     metadata: Mapping[str, Any] = settings.template.get("metadata") or {}
     control = _mount("control", _CONTROL)
-    user = _FIRST_USER + int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % _USERS
+    whose = settings.image if settings.shares_template else name
+    user = _FIRST_USER + int.from_bytes(hashlib.sha256(whose.encode()).digest()[:8]) % _USERS
     script, filled = fill
     of_machine = {
         "cpu": f"{max(int(settings.cpus * 1000), 1)}m",
@@ -385,6 +397,51 @@ def network_policy(network: Network) -> dict[str, Any]:
             "egress": [{"to": internet}, names] if network == "public" else [],
         },
     }
+
+
+def claimed(pod: Object) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the template, the pool and the claim by which Agent Sandbox makes an agent's pod.
+
+    All pods that differ in their names alone have one template and one pool. The pool keeps no pod of its own: which
+    machines are needed next is known to whoever claims them.
+    """
+    metadata = pod["metadata"]
+    labels = {name: value for name, value in metadata["labels"].items() if name != LABEL}
+    blueprint = {
+        "podTemplate": {"metadata": {"labels": labels, "annotations": metadata["annotations"]}, "spec": pod["spec"]},
+        "networkPolicyManagement": "Unmanaged",  # ours select pods by a label
+    }
+    name = f"plaudit-{hashlib.sha256(json.dumps(blueprint, sort_keys=True).encode()).hexdigest()[:16]}"
+    until = datetime.now(UTC) + timedelta(seconds=pod["spec"]["activeDeadlineSeconds"])
+
+    def of_kind(kind: str, named: str, labels: Object, spec: Object) -> dict[str, Any]:
+        about = {"name": named, "labels": {**labels}, "ownerReferences": metadata["ownerReferences"]}
+        return {"apiVersion": AGENT_SANDBOX, "kind": kind, "metadata": about, "spec": spec}
+
+    return (
+        of_kind("SandboxTemplate", name, {**labels, LABEL: name}, blueprint),
+        of_kind(
+            "SandboxWarmPool", name, {**labels, LABEL: name}, {"replicas": 0, "sandboxTemplateRef": {"name": name}}
+        ),
+        of_kind(
+            "SandboxClaim",
+            metadata["name"],
+            metadata["labels"],
+            {
+                "warmPoolRef": {"name": name},
+                "lifecycle": {"shutdownTime": f"{until:%Y-%m-%dT%H:%M:%SZ}", "shutdownPolicy": "DeleteForeground"},
+            },
+        ),
+    )
+
+
+def claim_problem(claim: Object) -> tuple[str, bool]:
+    """Return why a claim has no pod yet, in the words of Agent Sandbox, and whether it never gets one."""
+    conditions = (claim.get("status") or {}).get("conditions") or ()
+    ready = next((each for each in conditions if each["type"] == "Ready" and each["status"] != "True"), None)
+    if ready is None:
+        return "no controller of Agent Sandbox has answered it", False
+    return f"{ready['reason']}: {ready.get('message') or ''}".strip(": "), ready["reason"] in _HOPELESS_CLAIMS
 
 
 def label_value(text: str) -> str:

@@ -91,9 +91,12 @@ _CALLS: Final = concurrent.futures.ThreadPoolExecutor(256, "plaudit-pod")
 class PodMachine:
     """One machine in a pod."""
 
-    def __init__(self, cluster: PodCluster, name: str, settings: PodSettings, limits: MachineLimits) -> None:
-        """Take over a pod that exists."""
+    def __init__(
+        self, cluster: PodCluster, name: str, settings: PodSettings, limits: MachineLimits, uid: str = ""
+    ) -> None:
+        """Take over a pod that exists; ``uid`` tells it from another of its name."""
         self.name = name
+        self.uid = uid
         self.limits = limits
         self.settings = settings
         self._cluster = cluster
@@ -107,8 +110,9 @@ class PodMachine:
 
     def create(self) -> None:
         """Make the pod and wait until it runs; raise ``InfrastructureError`` in Kubernetes's words if it cannot."""
-        self._cluster.create(agent_pod(self.name, self.settings, self.limits))
         try:
+            made = self._cluster.create(agent_pod(self.name, self.settings, self.limits))
+            self.uid = made["metadata"]["uid"]
             _wait_for(self._cluster, self.name, _runs)
         except BaseException:
             self.remove()
@@ -117,6 +121,14 @@ class PodMachine:
     def reported_by_image(self) -> tuple[str, str]:
         """Return the image's workdir and its ``PATH``."""
         return reported_by_image(self._cluster.read(self.name))
+
+    def found(self) -> dict[str, Any]:
+        """Return the pod; raise ``InfrastructureError`` if it was lost, or another has taken its place and name."""
+        pod = self._cluster.read(self.name)
+        _raise_if_lost(self.name, pod)
+        if self.uid not in ("", pod["metadata"]["uid"]):
+            raise InfrastructureError(f"the pod {self.name} was lost: another has taken its place")
+        return pod
 
     async def run(
         self,
@@ -203,8 +215,7 @@ class PodCopy:
     def prepare(self) -> None:
         """Make the pod, end the agent, and copy its files. Raises ``InfrastructureError``."""
         self.remove()  # what a killed process left
-        agent = self._cluster.read(self._agent.name)
-        _raise_if_lost(self._agent.name, agent)
+        agent = self._agent.found()
         is_separate = self._separate is not None
         self._cluster.create(tests_pod(self._name, agent, self._settings, self._limits, is_separate=is_separate))
         if not self._agent.end():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import agent_sandbox
 import machine_image
 import pytest
 from real_cluster import Cluster
@@ -23,7 +25,7 @@ from plaudit_job.tasks import read_task
 from plaudit_reward.pod_provider import NAMESPACE_VARIABLE, RUN_LABEL, PodProvider
 from plaudit_reward.providers import MachineChoice
 from plaudit_sandbox.machine import CommandEnd, MachineLimits
-from plaudit_sandbox.pod_cluster import PodCluster
+from plaudit_sandbox.pod_cluster import ClaimCluster, PodCluster
 from plaudit_sandbox.pod_manifests import LABEL, ROLE_LABEL, PodSettings, label_value
 from plaudit_sandbox.pods import PodMachine
 from plaudit_sandbox.verification import Verdict, verify
@@ -248,6 +250,55 @@ def test_many_machines_at_once_on_two_nodes(pods: PodCluster, tmp_path: Path) ->
     finally:
         provider.remove(*(tmp_path / "sandboxes" / "group").iterdir())
     assert pods.find({RUN_LABEL: label_value("of many")}) == []
+
+
+def test_machines_of_agent_sandbox(pods: PodCluster, cluster: Cluster, tmp_path: Path) -> None:
+    if is_installed := agent_sandbox.is_served(cluster):
+        playing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    else:
+        with pytest.raises(ConfigurationError, match="serves no SandboxClaim"):
+            ClaimCluster(NAMESPACE).require(["none"])
+        playing = agent_sandbox.played(cluster, NAMESPACE)
+    choice = MachineChoice(IMAGE, memory_bytes=128 << 20, disk_bytes=128 << 20, run="of claims")
+    provider, task = PodProvider(choice, claims=True), write_task(tmp_path / "task")
+    kinds = "sandboxclaims,sandboxwarmpools,sandboxtemplates"
+
+    def made() -> list[str]:
+        return cluster.kubectl("get", kinds, "-n", NAMESPACE, "-o", "name").stdout.split()
+
+    with playing:
+        provider.require()
+        folders = [tmp_path / "sandboxes" / "group" / f"{number}-abcd" for number in range(2)]
+        for folder in folders:
+            folder.mkdir(parents=True)
+        right, idle = (provider.make(folder, task) for folder in folders)
+        kinds_made = [name.partition(".")[0] for name in made()]
+        assert kinds_made.count("sandboxclaim") == 2
+        # The first pod tells the image's workdir, for which it is made again.
+        assert kinds_made.count("sandboxwarmpool") == kinds_made.count("sandboxtemplate") == 2
+        ended = asyncio.run(right.machine.run(["cp", "given", "answer"], timeout_s=60.0, directory="/repo"))
+        assert ended.exit_code == 0, ended
+        found = provider.find(folders[0], task)
+        verdicts = [asyncio.run(each.verify(task, timeout_s=120.0, environment={})) for each in (found, idle)]
+        assert [verdict.reward for verdict in verdicts] == [1.0, 0.0], verdicts
+        assert provider.cluster.reap({RUN_LABEL: label_value("of claims")}, {found.machine.name}.__contains__, 0.0)
+        assert len(pods.find({RUN_LABEL: label_value("of claims")})) == 1
+        if is_installed:  # the stand-in makes no pod anew
+            name = found.machine.name
+            before = cluster.get("pod", name, NAMESPACE)["metadata"]["uid"]
+            cluster.kubectl("delete", "pod", name, "-n", NAMESPACE)
+
+            def is_anew() -> bool:
+                pod = cluster.get("pod", name, NAMESPACE)
+                return bool(pod) and pod["metadata"]["uid"] != before and pod["status"]["phase"] == "Running"
+
+            cluster.until("the pod is made anew", is_anew, 120)
+            with pytest.raises(InfrastructureError, match="was lost"):
+                asyncio.run(found.verify(task, timeout_s=120.0, environment={}))
+        provider.remove(*folders)
+        provider.end()
+        cluster.until("nothing is left", lambda: made() == [], 60)
+        assert pods.find({}) == []
 
 
 def test_pods_go_with_their_owner_and_those_that_nobody_holds_are_reaped(

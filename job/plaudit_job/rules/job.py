@@ -249,7 +249,7 @@ def _agent_in_machine(spec: Spec, agent: AgentSpec) -> Iterator[Problem]:
             "Remove it; tools with sandbox give machines as well: tools: [{sandbox: bash}]",
             also=("spec.rollout.agent.kind", "spec.rollout.agent.command"),
         )
-    if runs_inside and spec.sandboxes.provider == "pods":
+    if runs_inside and spec.sandboxes.are_pods:
         yield Problem(
             "spec.rollout.agent.sandbox",
             "is true, and a program in a pod cannot reach the policy",
@@ -324,12 +324,13 @@ def _sandboxes(spec: Spec) -> Iterator[Problem]:
 
 
 def _of_providers(providers: Sequence[str]) -> str:
-    return " and ".join({"container": "containers", "pods": "pods"}[provider] for provider in providers)
+    named = {"container": "containers", "pods": "pods", "agentSandbox": "pods"}
+    return " and ".join(dict.fromkeys(named[provider] for provider in providers))
 
 
 _SANDBOX_FIELDS = {
-    **dict.fromkeys(("image", "registry", "network"), ("container", "pods")),
-    **dict.fromkeys(("warm", "pod"), ("pods",)),
+    **dict.fromkeys(("image", "registry", "network"), ("container", "pods", "agentSandbox")),
+    **dict.fromkeys(("warm", "pod"), ("pods", "agentSandbox")),
 }
 """Providers by the fields that are for them alone."""
 

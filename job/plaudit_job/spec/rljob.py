@@ -232,27 +232,29 @@ class SandboxPodSpec(Section):
 class SandboxesSpec(Section):
     """The machines of samples: each sample has one, from its first command to the end of its group."""
 
-    provider: Literal["process", "container", "pods"] = "process"
+    provider: Literal["process", "container", "pods", "agentSandbox"] = "process"
     """``process``: a folder of the run and Linux namespaces around each command, without root, a container runtime or
     a network; for tasks without an image. ``container``: a container of podman or docker on the machine of ``plaudit
     run``. ``pods``: pods of the job's namespace, on Kubernetes alone, which one process of the job makes and holds.
+    ``agentSandbox``: such pods, which the controller of Agent Sandbox makes for claims, where the cluster has it.
     Default process."""
     image: str = ""
-    """For ``container`` and ``pods``: image of tasks that name none and have no ``environment/Dockerfile``. Default
+    """For every provider but ``process``: image of tasks that name none and have no ``environment/Dockerfile``. Default
     empty: such tasks are refused."""
     registry: str = "localhost"
-    """For ``container`` and ``pods``: where ``plaudit images-of`` has put the images of tasks. Default localhost."""
+    """For every provider but ``process``: where ``plaudit images-of`` has put the images of tasks. Default
+    localhost."""
     network: Literal["none", "public"] = "none"
-    """For ``container`` and ``pods``: the widest network that a task may ask for. Default none."""
+    """For every provider but ``process``: the widest network that a task may ask for. Default none."""
     max_concurrent: int = Field(default=16, ge=1, le=10_000)
-    """With ``pods``: machines of the whole run; a sample waits, in order of arrival, until one is free. Otherwise the
-    commands that one rollout, and the tests that one reward worker, runs at the same time. Time limits begin after the
-    wait. Default 16."""
+    """With pods (``pods``, ``agentSandbox``): machines of the whole run; a sample waits, in order of arrival, until one
+    is free. Otherwise the commands that one rollout, and the tests that one reward worker, runs at the same time. Time
+    limits begin after the wait. Default 16."""
     warm: int = Field(default=0, ge=0, le=10_000)
-    """With ``pods``: machines kept ready, within ``maxConcurrent``, for each image that the admitted prompts need next.
+    """With pods: machines kept ready, within ``maxConcurrent``, for each image that the admitted prompts need next.
     Default 0: a machine is started when its sample begins."""
     pod: SandboxPodSpec = SandboxPodSpec()
-    """With ``pods``: the pods of machines."""
+    """The pods of machines, where they are pods."""
     memory: str = Field(default="2Gi", pattern=BYTE_QUANTITY)
     """Most memory of a machine; a task that asks for less gets less. Default 2Gi, as Harbor's tasks."""
     disk: str = Field(default="10Gi", pattern=BYTE_QUANTITY)
@@ -260,6 +262,11 @@ class SandboxesSpec(Section):
     keep: Literal["none", "failed", "all"] = "none"
     """Machines that stay in the run's folder (``kept-sandboxes``) when their group ends. ``failed``: those of samples
     whose tests gave no reward. Default none."""
+
+    @property
+    def are_pods(self) -> bool:
+        """Return True if machines are pods of Kubernetes."""
+        return self.provider in ("pods", "agentSandbox")
 
     @property
     def memory_bytes(self) -> int:
@@ -430,7 +437,7 @@ class Spec(Section):
     @property
     def has_broker(self) -> bool:
         """Return True if a process of the job makes and holds the machines of all others."""
-        return self.uses_sandboxes and self.sandboxes.provider == "pods"
+        return self.uses_sandboxes and self.sandboxes.are_pods
 
     @property
     def takes_turns(self) -> bool:

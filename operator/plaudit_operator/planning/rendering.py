@@ -219,8 +219,8 @@ def _refusal(context: JobContext, children: Sequence[Manifest]) -> RefusedJob | 
     if context.spec.has_broker and not context.settings.sandboxes_role:
         return RefusedJob(
             Reason.INVALID,
-            "spec.sandboxes.provider: is pods, but this operator may not let a job make pods. Set the chart's value "
-            "sandboxes.pods to true, or provider to process",
+            f"spec.sandboxes.provider: is {context.spec.sandboxes.provider}, but this operator may not let a job make "
+            "pods. Set the chart's value sandboxes.pods to true, or provider to process",
         )
     config = next(child for child in children if child["kind"] == "ConfigMap")
     problem = job_config.excess(context, config)

@@ -137,7 +137,7 @@ def test_a_program_of_an_endpoint_agent_may_run_in_the_machine() -> None:
             "is 2, which is for pods, and the provider is container",
         ),
         (
-            lambda spec: spec.update(sandboxes={"provider": "pods", "keep": "all"}),
+            lambda spec: spec.update(sandboxes={"provider": "agentSandbox", "keep": "all"}),
             "spec.sandboxes.keep",
             "pods are not kept",
         ),

@@ -181,6 +181,16 @@ async def test_a_machine_that_cannot_be_made_ends_the_sample_without_a_score(
     assert list((tmp_path / "sandboxes").glob("*/*")) == []
 
 
+async def test_a_task_s_own_limit_ends_its_agent_before_the_job_s_does(play_in_machine: Play, tmp_path: Path) -> None:
+    folder = write_sum_task(tmp_path / "sum", config="[agent]\ntimeout_sec = 1.0\n")
+    body, _ = await play_in_machine(bash("sleep 100"), extra_info=read_task(folder).row()["extra_info"])
+    assert body.sample.failure is not None
+    assert (body.sample.failure.outcome, body.sample.failure.reason) == (
+        "timeout",
+        "the conversation took longer than 1 s",
+    )
+
+
 async def test_machines_that_fail_are_recorded_with_their_samples(play_in_machine: Play, tmp_path: Path) -> None:
     (tmp_path / "sandboxes" / "t-0-1.0").write_text("in the place of the group's folder")
     body, _ = await play_in_machine(bash("true"))

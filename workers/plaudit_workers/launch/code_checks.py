@@ -126,7 +126,7 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
     if spec.has_broker:
         yield Problem(
             "spec.sandboxes.provider",
-            "is pods, which are made on Kubernetes alone",
+            f"is {spec.sandboxes.provider}, and pods are made on Kubernetes alone",
             "Apply the job to a cluster (plaudit validate --kubernetes checks it), or set provider: container",
         )
     for index, server in enumerate(spec.environments):

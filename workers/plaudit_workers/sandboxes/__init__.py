@@ -1,4 +1,4 @@
-"""The broker of a run's machines, where rollouts and reward workers may not make them: ``sandboxes.provider: pods``.
+"""The broker of a run's machines, where rollouts and reward workers may not make them: those that are pods.
 
 ::
 

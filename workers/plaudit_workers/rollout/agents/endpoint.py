@@ -149,7 +149,7 @@ class EndpointAgent:
                 order = RunAgentProgram(document, environment, folder, _hidden())
                 return await _end(process, order, session)
         except TimeoutError:
-            return self._late()
+            return _late(self._limit_s)
         except LimitIgnoredError:
             return ProgramEnded()
         except ProcessDiedError as error:
@@ -167,14 +167,14 @@ class EndpointAgent:
         What it prints is no reward, and a bad end no failure: the policy works beside it, and could bring both about.
         """
         document = _document(prompt, ground_truth=self._ground_truth)
-        given = document["messages"][-1]["content"]
+        given, limit_s = document["messages"][-1]["content"], machine.limit_s(self._limit_s)
         running = asyncio.ensure_future(
             machine.run_program(
                 [given if word == _INSTRUCTION else word for word in program.command],
                 program.path,
                 json.dumps(document).encode(),
                 _environment(f"http://127.0.0.1:{LOOPBACK_PORT}/v1", key),
-                self._limit_s,
+                limit_s,
                 self._server.listening,
             )
         )
@@ -192,17 +192,13 @@ class EndpointAgent:
             running.cancel()
             await asyncio.wait([running])
         if ended.ending == "timeout":
-            return self._late()
+            return _late(limit_s)
         how = f"ended with exit code {ended.exit_code}" if ended.ending == "exited" else f"has no more {ended.ending}"
         if ended.exit_code:
             logger.info("a program in a machine failed", group=prompt.group, end=how)
         if session.num_turns == 0:  # the policy had no part in it
             raise AgentError(f"the program {how} without a turn of the policy: {ended.output[-_SHOWN_CHARACTERS:]}")
         return ProgramEnded()
-
-    def _late(self) -> ProgramEnded:
-        reason = f"the program took longer than {self._limit_s:g} s"
-        return ProgramEnded(failure=AgentReward("timeout", reason=reason))
 
     def _report(self, replaced: set[str]) -> None:
         """Log each replaced parameter once."""
@@ -242,6 +238,10 @@ async def _end(process: SampleProcess, order: RunAgentProgram, session: Endpoint
     if not ended.done():
         raise ProcessDiedError(process.died.result())
     return ended.result()
+
+
+def _late(limit_s: float) -> ProgramEnded:
+    return ProgramEnded(failure=AgentReward("timeout", reason=f"the program took longer than {limit_s:g} s"))
 
 
 def _without_a_turn(failure: AgentReward | None) -> AgentError:

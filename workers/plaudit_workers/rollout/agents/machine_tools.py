@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -119,6 +120,7 @@ class SampleMachine:
         self._index = index
         self._made: TaskMachine | None = None
         self._directory = ""
+        self._limit_s = math.inf
         self._environment: dict[str, str] = {}
         self._claim_s = self._start_s = self._wait_s = self._exec_s = 0.0
         self._num_commands = 0
@@ -181,7 +183,12 @@ class SampleMachine:
             if problem := task_problem(self._shared.machines.provider, task):
                 raise DataError(problem)
             self._environment = expand(task.config.environment.env)
+            self._limit_s = task.agent_limit_s
         return task
+
+    def limit_s(self, of_job: float) -> float:
+        """Return the seconds of an agent in it: the job's, or those of its task if they are fewer."""
+        return min(of_job, self._limit_s)
 
     def runs(self, tool: str) -> bool:
         """Return True for a tool of the machine."""

@@ -321,11 +321,12 @@ class ToolAgent:
     async def _run(self, prompt: Prompt, generate: Generate, machine: SampleMachine | None) -> Trajectory:
         async with ToolProcess(self.processes, self.tools, _create_arguments(prompt), machine) as process:
             conversation = self.conversation(prompt, generate, process)
+            limit_s = machine.limit_s(self.limits.seconds) if machine is not None else self.limits.seconds
             try:
-                async with asyncio.timeout(self.limits.seconds):
+                async with asyncio.timeout(limit_s):
                     await conversation.hold()
             except TimeoutError:
-                reason = f"the conversation took longer than {self.limits.seconds:g} s"
+                reason = f"the conversation took longer than {limit_s:g} s"
                 if not conversation.trajectory.response_ids:
                     raise AgentError(reason, "timeout") from None
                 conversation.trajectory.failure = AgentReward("timeout", reason=reason)

@@ -1,0 +1,163 @@
+"""Machines that Agent Sandbox makes: what is asked of it, by an API server of the test that plays its controller."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from plaudit_sandbox.machine import MachineLimits
+from plaudit_sandbox.pod_cluster import ClaimCluster, ClusterError
+from plaudit_sandbox.pod_manifests import AGENT_SANDBOX, LABEL, PodSettings
+from plaudit_sandbox.pods import PodMachine
+from plaudit_wire.errors import ConfigurationError, InfrastructureError
+
+LIMITS = MachineLimits(memory_bytes=1 << 27, disk_bytes=1 << 26)
+OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "broker", "uid": "u"}
+RUN = {"plaudit.dev/run": "mine"}
+SETTINGS = PodSettings("image:1", labels=RUN, owner=OWNER, shares_template=True)
+RUNNING: dict[str, Any] = {"running": {}}
+
+
+class Api(ThreadingHTTPServer):
+    """Objects by their paths; a claim gets its pod at once, unless ``refusal`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.refusal = ""
+        self.serves_claims = True
+
+    def of(self, plural: str) -> list[dict[str, Any]]:
+        return [each for path, each in self.objects.items() if f"/{plural}/" in path]
+
+    def make_pod(self, claim: dict[str, Any]) -> None:
+        name = claim["metadata"]["name"]
+        if self.refusal:
+            condition = {"type": "Ready", "status": "False", "reason": self.refusal, "message": "not so"}
+            claim["status"] = {"conditions": [condition]}
+            return
+        [pool] = [each for each in self.of("sandboxwarmpools") if each["metadata"]["name"] in str(claim["spec"])]
+        [template] = [each for each in self.of("sandboxtemplates") if each["metadata"]["name"] in str(pool["spec"])]
+        given = template["spec"]["podTemplate"]
+        statuses = [{"name": each["name"], "state": RUNNING} for each in given["spec"]["containers"]]
+        self.objects[f"/api/v1/namespaces/n/pods/{name}"] = {
+            "metadata": {"name": name, "uid": f"uid of {name}", **given["metadata"]},
+            "spec": given["spec"],
+            "status": {"phase": "Running", "containerStatuses": statuses},
+        }
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Api
+
+    def answer(self) -> None:
+        url, api = urlsplit(self.path), self.server
+        path, length = url.path, int(self.headers.get("content-length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else {}
+        status, found = 200, api.objects.get(path)
+        if "sandboxclaims" in path and not api.serves_claims:
+            status, found = 404, {"message": "404 page not found"}
+        elif self.command == "POST":
+            path = f"{path}/{body['metadata']['name']}"
+            status = 409 if path in api.objects else 201
+            found = api.objects.setdefault(path, body)
+            if "sandboxclaims" in path:
+                api.make_pod(found)
+        elif self.command == "PATCH" and found:
+            found["metadata"]["labels"] = {**found["metadata"]["labels"], **body["metadata"]["labels"]}
+        elif found is None and re.search("/(pods|sandbox[a-z]+)$", path):
+            selected = {each: value for each, value in api.objects.items() if self.selects(each, value, path)}
+            if self.command == "DELETE":
+                names = {value["metadata"]["name"] for value in selected.values()}
+                gone = [each for each in api.objects if each in selected or each.endswith(tuple(names or {"-"}))]
+                for each in gone:  # a claim takes its pod along
+                    del api.objects[each]
+            found = {"items": list(selected.values())}
+        elif found is None:
+            status, found = 404, {"message": "not found"}
+        data = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815
+
+    def selects(self, path: str, value: dict[str, Any], of: str) -> bool:
+        wanted = parse_qs(urlsplit(self.path).query).get("labelSelector", [""])[0].split(",")
+        labels = value["metadata"]["labels"]
+        pairs = [each.partition("=") for each in wanted if each]
+        return path.startswith(f"{of}/") and all(
+            labels.get(name) == text if is_equal else name in labels for name, is_equal, text in pairs
+        )
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def api(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    with Api() as served:
+        Thread(target=served.serve_forever, daemon=True).start()
+        configuration = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "n"}}],
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{served.server_port}"}}],
+            "users": [{"name": "u", "user": {}}],
+        }
+        (tmp_path / "config").write_text(yaml.safe_dump(configuration))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        yield served
+        served.shutdown()
+
+
+def test_machines_of_one_kind_share_a_template_and_have_a_claim_each(api: Api) -> None:
+    cluster = ClaimCluster()
+    cluster.require(["none"])
+    first, second = (PodMachine.new(cluster, SETTINGS, LIMITS) for _ in range(2))
+    other = PodMachine.new(cluster, PodSettings("image:2", labels=RUN, shares_template=True), LIMITS)
+    templates, pools, claims = (api.of(f"sandbox{kind}") for kind in ("templates", "warmpools", "claims"))
+    assert (len(templates), len(pools), len(claims)) == (2, 2, 3)
+    assert templates[0]["apiVersion"] == AGENT_SANDBOX
+    assert [templates[0]["spec"]["networkPolicyManagement"], pools[0]["spec"]["replicas"]] == ["Unmanaged", 0]
+    assert all(each["metadata"]["ownerReferences"] == [OWNER] for each in (templates[0], pools[0], claims[0]))
+    assert claims[0]["spec"]["warmPoolRef"] == claims[1]["spec"]["warmPoolRef"] != claims[2]["spec"]["warmPoolRef"]
+    assert [each["metadata"]["name"] for each in cluster.find({LABEL: first.name, **RUN})] == [first.name]
+    assert (first.uid, first.settings.has_own_user) == (f"uid of {first.name}", False)
+
+    first.remove()
+    assert {each["metadata"]["name"] for each in api.of("pods")} == {second.name, other.name}
+    assert {each["metadata"]["name"] for each in api.of("sandboxclaims")} == {second.name, other.name}
+    cluster.remove(RUN)
+    assert [path for path in api.objects if "sandbox" in path or "pods" in path] == []
+
+
+def test_a_pod_that_was_made_anew_is_not_the_machine_that_was_lost(api: Api) -> None:
+    machine = PodMachine.new(ClaimCluster(), SETTINGS, LIMITS)
+    assert machine.found()["metadata"]["uid"] == machine.uid
+    api.of("pods")[0]["metadata"]["uid"] = "another"
+    with pytest.raises(InfrastructureError, match="was lost: another has taken its place"):
+        machine.found()
+
+
+def test_a_claim_that_gets_no_pod_is_reported_in_the_words_of_its_controller(api: Api) -> None:
+    api.refusal = "InvalidConfiguration"
+    with pytest.raises(ClusterError, match="gets no pod: InvalidConfiguration: not so"):
+        PodMachine.new(ClaimCluster(), SETTINGS, LIMITS)
+    assert api.of("sandboxclaims") == []
+
+
+def test_a_cluster_without_agent_sandbox_is_refused_by_name(api: Api) -> None:
+    api.serves_claims = False
+    with pytest.raises(ConfigurationError, match="install Agent Sandbox with its extensions"):
+        ClaimCluster().require(["none"])
