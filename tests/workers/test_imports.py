@@ -9,8 +9,10 @@ HEAVY = {"accelerate", "kubernetes", "peft", "sympy", "torch", "transformers", "
 UNUSED = {
     "plaudit_workers.cli": HEAVY | {"aiohttp", "httpx", "numpy", "pyarrow", "pydantic", "ray", "redis", "rich"},
     "plaudit_workers.launch.run": HEAVY,
-    "plaudit_workers.service.worker": HEAVY | {"httpx", "mpmath", "numpy", "pyarrow", "ray", "starlette", "uvicorn"},
-    "plaudit_workers.service.gateway": HEAVY | {"httpx", "mpmath", "numpy", "pyarrow", "ray"},
+    "plaudit_workers.service.worker": HEAVY
+    | {"httpx", "jinja2", "mpmath", "numpy", "pyarrow", "ray", "starlette", "uvicorn"},
+    "plaudit_workers.service.gateway": HEAVY
+    | {"httpx", "jinja2", "mpmath", "numpy", "plaudit_sandbox", "pyarrow", "ray"},
     "plaudit_workers.rollout.worker": HEAVY | {"httpx", "mpmath", "pyarrow", "ray", "starlette", "uvicorn"},
     "plaudit_workers.training.worker": HEAVY | {"httpx", "mpmath", "ray", "uvicorn"},
     "plaudit_metrics.service.serve": HEAVY | {"aiohttp", "httpx", "mpmath", "pydantic", "ray"},

@@ -1,4 +1,7 @@
-"""Load the job of a rollout worker or a trainer, and wait until its environments (``spec.environments``) answer."""
+"""Load the job of a process, derive what several of its processes need, and wait until its environments answer.
+
+They do without the scorers and the packages of these (``service.build``).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from plaudit_job.load import load_job
+from plaudit_job.spec.rewards import RewardSpec
 from plaudit_job.spec.rljob import RLJob, url_variable
+from plaudit_reward.functions.function import declares_post_process
 from plaudit_reward.http import HttpClient, NoResponseError
 from plaudit_wire.errors import CallTimeoutError, RefusedError
 from plaudit_wire.logs import get_logger
+from plaudit_wire.messages import Service
 
 logger = get_logger(__name__)
 _ANSWER_WITHIN_S = 5.0
 _CHECK_EVERY_S = 0.5
+_QUEUED_PER_SLOT = 2
+"""Samples that a session may have in work for each slot of all workers, so that no worker runs out of work."""
 
 
 def load_training_job(path: Path) -> RLJob:
@@ -27,6 +35,33 @@ def load_training_job(path: Path) -> RLJob:
             "rollout workers nor a trainer. Start reward workers only, or add both sections"
         )
     return job
+
+
+def has_group_scorers(reward: RewardSpec) -> bool:
+    """Return True if a scorer has group scope or ``post_process_scores``, or values are normalised by group.
+
+    Groups are then scored after their samples, and the trainer admits them accordingly. The files are read, not run.
+    """
+    return reward.combine.normalize == "group" or any(
+        scorer.scope == "group"
+        or (scorer.python is not None and declares_post_process(scorer.python.path, scorer.python.function))
+        for scorer in reward.rewarding.scorers
+    )
+
+
+def service_of(job: RLJob) -> Service:
+    """Return the offer of a job without rollout and trainer."""
+    reward = job.spec.reward
+    workers = reward.workers
+    replicas = workers.autoscaling.max_replicas if workers.autoscaling else workers.replicas
+    return Service(
+        job=job.metadata.name,
+        scorers=[scorer.name for scorer in reward.rewarding.scorers],
+        group_scorers=has_group_scorers(reward),
+        group_deadline_s=reward.group_deadline_seconds,
+        room=_QUEUED_PER_SLOT * replicas * workers.max_concurrent_samples,
+        kept_share=max((audit.share for audit in reward.auditors.values()), default=0.0),
+    )
 
 
 def environment_url(name: str) -> str:

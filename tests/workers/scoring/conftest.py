@@ -14,8 +14,9 @@ from builders import make_body, make_prompt
 from plaudit_job.spec.rewards import RewardSpec
 from plaudit_wire.messages import Prompt, Sampling
 from plaudit_wire.redis import RedisAddress
+from plaudit_workers.job_start import has_group_scorers
 from plaudit_workers.launch.redis import RedisServer
-from plaudit_workers.service.build import build_pipeline, has_group_scorers
+from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, publish

@@ -11,7 +11,8 @@ import pytest
 
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Sample
-from plaudit_workers.service.build import build_pipeline, has_group_scorers
+from plaudit_workers.job_start import has_group_scorers
+from plaudit_workers.service.build import build_pipeline
 
 Make = Callable[..., Any]
 

@@ -83,8 +83,14 @@ async def test_ready_groups_of_a_trainer_that_died_are_handed_to_the_next(run: A
     group = await run.scored()
     assert [taken.id for taken in await run.trainer.take_ready(4, 0.0)] == [group]
     assert await run.trainer.take_ready(4, 0.0) == []
+    others = [await run.scored(group=f"t-{i}-1.0", position=i, n=1) for i in (1, 2, 3)]
     await run.start()
-    assert [taken.id for taken in await run.trainer.take_ready(4, 0.0)] == [group]
+    assert [taken.id for taken in await run.trainer.take_ready(2, 0.0)] == [group, others[0]]
+    assert await run.trainer.missing([group]) == []  # looks at what is held once more
+    assert [taken.id for taken in await run.trainer.take_ready(1, 0.0)] == [others[1]]
+    await run.trainer.close(others[1], "trained")
+    assert [taken.id for taken in await run.trainer.take_ready(2, 0.0)] == [others[2]]
+    assert list(run.trainer.taken) == [group, others[0], others[2]]
 
 
 async def test_waiting_for_a_ready_group_ends_when_one_is(run: Any, make: Any, transport: Transport) -> None:

@@ -30,8 +30,9 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.data_files import whole_line
+from plaudit_workers.job_start import has_group_scorers
 from plaudit_workers.process import EXIT_DONE
-from plaudit_workers.service.build import build_pipeline, has_group_scorers
+from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import (
     EXPECTED,
     Numbered,

@@ -7,6 +7,7 @@ samples in work.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
 _MOST_REASON_CHARACTERS = 4000
+_AHEAD_S = 0.1
+"""Longer than Redis and a busy process take to hand over prompts; short beside the work of another rollout."""
 _TURN_STRIDE = 1 << 32
 """Keeps the seeds of one sample's later turns apart from the first turns of other samples."""
 
@@ -328,34 +331,45 @@ class Claim:
 
 
 class Slots:
-    """Count samples in work. A single prompt may exceed ``limit``; then nothing is taken until places are free.
+    """Count samples in work. A single prompt may exceed the places; then nothing is taken until some are free.
 
     A sample is in the engine or in its agent (waiting for tools). A worker takes further prompts while the engine has
-    free places and fewer samples than ``agents_limit`` are in agents, so the engine stays busy while tools run.
+    free places and fewer samples than ``agents_limit`` are in agents, so the engine stays busy while tools run. Some
+    samples more wait in the engine, so that a freed place is refilled in the next engine step: those of a prompt, or
+    as many as end while prompts are on their way (``_AHEAD_S``), at the rate of the last second.
 
     Args:
-        limit: samples in the engine at a time.
+        places: samples in the engine at a time.
+        ahead: samples of a prompt.
         agents_limit: samples that wait for their agents at a time.
     """
 
-    def __init__(self, limit: int, agents_limit: int = 0) -> None:
-        self.limit = limit
+    def __init__(self, places: int, ahead: int, agents_limit: int = 0) -> None:
+        self.places = places
+        self.ahead = ahead
         self.agents_limit = agents_limit
         self.busy = 0
         """Samples in the engine and in agents."""
         self.in_agents = 0
         """The part of ``busy`` that waits for agents."""
         self._freed = asyncio.Event()
+        self._ended = 0.0  # samples that ended; each counts less with every second
+        self._ended_at = time.monotonic()
 
     @property
     def free(self) -> int:
-        """Return the number of samples that may be started now; 0 while one prompt exceeds the limit."""
-        return max(0, self.limit + min(self.in_agents, self.agents_limit) - self.busy)
+        """Return the number of samples that may be started now; 0 while one prompt exceeds the places."""
+        ahead = max(self.ahead, min(self.places, int(self._ended_lately() * _AHEAD_S)))
+        return max(0, self.places + ahead + min(self.in_agents, self.agents_limit) - self.busy)
+
+    def _ended_lately(self) -> float:
+        return self._ended * math.exp(self._ended_at - time.monotonic())
 
     def change_busy(self, count: int) -> None:
         """Add ``count`` to the busy places; called by claims."""
         self.busy += count
         if count < 0:
+            self._ended, self._ended_at = self._ended_lately() - count, time.monotonic()
             self._freed.set()
 
     def change_in_agents(self, count: int) -> None:

@@ -67,8 +67,7 @@ class RolloutOptions:
     max_samples_in_agents: int = 0
     """Samples that may wait for their agents' tools while others take their places in the engine."""
     samples_per_prompt: int = 1
-    """Of training prompts: determines how many prompts fill the free places. One more prompt waits in the engine, so
-    that a freed place is refilled in the next engine step, without waiting for a stream read."""
+    """Of training prompts: determines how many prompts fill the free places (``Slots``)."""
     weight_switch: WeightSwitch = "continue"
     """How running samples are treated when the weights change."""
     sleeps: bool = True
@@ -141,7 +140,7 @@ class RolloutWorker:
         self._transport = transport
         self._engine = engine
         self._options = options
-        self._slots = Slots(options.max_concurrent_samples + options.samples_per_prompt, options.max_samples_in_agents)
+        self._slots = Slots(options.max_concurrent_samples, options.samples_per_prompt, options.max_samples_in_agents)
         self._weights = PolicyWeights(
             transport, engine, options.weight_switch, self._beat, sleeps=options.sleeps, shares=options.shares
         )

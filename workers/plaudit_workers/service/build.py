@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -25,20 +25,9 @@ from plaudit_reward.attempts import Combiner, FunctionCombiner, GroupStage, Rule
 from plaudit_reward.endpoint.access import EndpointUsage, UsageReport
 from plaudit_reward.endpoint.budget import Budget, Limiter, LocalBudget, RateLimits, RedisBudget
 from plaudit_reward.endpoint.cache import CachedScorer, ScoreCache, sample_key, whole_sample_key
-from plaudit_reward.endpoint.judge import (
-    FunctionParser,
-    JsonParser,
-    JudgeClient,
-    JudgeScorer,
-    Parser,
-    PromptTemplate,
-    RegexParser,
-    TokenEstimate,
-)
 from plaudit_reward.endpoint.remote import SERVICE, RemoteClient, RemoteScorer
 from plaudit_reward.endpoint.served import TOKEN_VARIABLE, CallGate, LocalRouter, ModelScorer, ServerPool
 from plaudit_reward.endpoint.shapes import CALLER_HEADER, SHAPES
-from plaudit_reward.functions.function import declares_post_process
 from plaudit_reward.functions.result import ServedModel, Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess, Router
 from plaudit_reward.machines import RunMachines
@@ -51,6 +40,9 @@ from plaudit_wire.names import Names
 from plaudit_wire.records import Sample
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.process import model_servers
+
+if TYPE_CHECKING:
+    from plaudit_reward.endpoint.judge import Parser
 
 
 @dataclass(frozen=True)
@@ -158,18 +150,6 @@ def _stage(built: AnyScorer, rules: Rules, scope: str, stages: list[Stage], grou
     scorer = built.scorer if isinstance(built, CachedScorer) else built
     if isinstance(scorer, FunctionScorer) and scorer.post_processes:
         group_stages.append(GroupStage(PostProcess(scorer), rules, of=scorer.name))
-
-
-def has_group_scorers(reward: RewardSpec) -> bool:
-    """Return True if a scorer has group scope or ``post_process_scores``, or values are normalised by group.
-
-    Groups are then scored after their samples, and the trainer admits them accordingly. The files are read, not run.
-    """
-    return reward.combine.normalize == "group" or any(
-        scorer.scope == "group"
-        or (scorer.python is not None and declares_post_process(scorer.python.path, scorer.python.function))
-        for scorer in reward.rewarding.scorers
-    )
 
 
 _DIGITS = 10
@@ -370,6 +350,8 @@ def _model_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
 
 
 def _judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
+    from plaudit_reward.endpoint.judge import JudgeClient, JudgeScorer, PromptTemplate, TokenEstimate  # and jinja2
+
     assert scorer.judge is not None
     judge, group, usage = scorer.judge, scorer.scope == "group", EndpointUsage()
     endpoint = f"served {scorer.name}" if judge.serve else f"{judge.base_url.rstrip('/')} {judge.model}"
@@ -409,6 +391,8 @@ def _judge_schema(judge: JudgeSpec, group: bool) -> Callable[[int], Mapping[str,
 
 
 def _judge_parser(name: str, judge: JudgeSpec, group: bool, context: BuildContext) -> Parser:
+    from plaudit_reward.endpoint.judge import FunctionParser, JsonParser, RegexParser
+
     parse = judge.parse
     if parse.python is not None:
         target = Target(

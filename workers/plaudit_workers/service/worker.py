@@ -22,10 +22,11 @@ from plaudit_reward.machines import RunMachines
 from plaudit_reward.pipeline import Pipeline
 from plaudit_sandbox.privileges import forbid_inspection
 from plaudit_wire.logs import get_logger
-from plaudit_wire.messages import GroupDelivery, Service, encode
+from plaudit_wire.messages import GroupDelivery, encode
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample, ScoringRecord, WorkerRecord
 from plaudit_wire.redis import OUTAGE
+from plaudit_workers.job_start import service_of
 from plaudit_workers.process import (
     EXIT_DONE,
     HealthServer,
@@ -35,7 +36,7 @@ from plaudit_workers.process import (
     set_within,
     unless_stopped,
 )
-from plaudit_workers.service.build import BuildContext, build_pipeline, has_group_scorers, scoring_version
+from plaudit_workers.service.build import BuildContext, build_pipeline, scoring_version
 from plaudit_workers.stream.calls import Delivery
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, commit_group
 from plaudit_workers.stream.groups import Group, read_group
@@ -322,23 +323,6 @@ class ModelTurns:
 
 _OFFER_EVERY_S = 10.0
 """Seconds between writes of the offer: after a loss of data, Redis has it again within this time."""
-_QUEUED_PER_SLOT = 2
-"""Samples that a session may have in work for each slot of all workers, so that no worker runs out of work."""
-
-
-def service_of(job: RLJob) -> Service:
-    """Return the offer of a job without rollout and trainer."""
-    reward = job.spec.reward
-    workers = reward.workers
-    replicas = workers.autoscaling.max_replicas if workers.autoscaling else workers.replicas
-    return Service(
-        job=job.metadata.name,
-        scorers=[scorer.name for scorer in reward.rewarding.scorers],
-        group_scorers=has_group_scorers(reward),
-        group_deadline_s=reward.group_deadline_seconds,
-        room=_QUEUED_PER_SLOT * replicas * workers.max_concurrent_samples,
-        kept_share=max((audit.share for audit in reward.auditors.values()), default=0.0),
-    )
 
 
 @contextlib.asynccontextmanager

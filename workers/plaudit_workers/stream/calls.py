@@ -176,9 +176,9 @@ def _overdue(answer: list[Any]) -> Overdue:
     return Overdue(float(steady_time), [each.decode() for each in groups], [each.decode() for each in sessions])
 
 
-def take_ready(incarnation: int, count: int, held: Sequence[str]) -> Call[list[tuple[str, str, int]]]:
-    """Take at most ``count`` groups that this trainer does not hold; the answer has entry, group and size of each."""
-    return Call("take_ready", (incarnation, count, *held), _taken_rows)
+def take_ready(incarnation: int, count: int, after: str) -> Call[list[tuple[str, str, int]]]:
+    """Take at most ``count`` groups of entries after ``after``; the answer has entry, group and size of each."""
+    return Call("take_ready", (incarnation, count, after), _taken_rows)
 
 
 def _taken_rows(answer: list[tuple[bytes, bytes, int]]) -> list[tuple[str, str, int]]:

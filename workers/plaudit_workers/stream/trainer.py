@@ -7,7 +7,7 @@ an external one keys would stay for ever, so ``expire_run`` and ``keep_run`` set
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -28,6 +28,8 @@ Answer = TypeVar("Answer")
 _CALLS_PER_INCARNATION = 1_000_000_000
 _ENDED_REMEMBERED = 10_000
 _SCANNED_AT_ONCE = 1000
+_FIRST = "0-0"
+"""An entry before all others."""
 
 
 class StaleIncarnationError(Exception):
@@ -185,6 +187,7 @@ class TrainerStreams:
         for group_id in ids:
             pipeline.exists(self._transport.names.group(group_id))
         announced, *found = await pipeline.execute()
+        self._ready.look_again()
         if known is not None and known is self._announcement and announced != encode(known):
             logger.error("Redis came back with an older state", announced=str(known.version))
             await self.announce(known)
@@ -204,19 +207,21 @@ class TakenGroups:
         self._fence = fence
         self._reader = transport.blocking_client()
         self.groups: dict[str, Group] = {}
-        self._entries: dict[str, str] = {}  # group → entry of `ready`
-        self._last_seen = "0-0"
+        self._held_up_to = _FIRST  # every entry of `ready` that was taken, up to this one, is of a group held or closed
+        self._last_seen = _FIRST
 
     def clear(self) -> None:
         """Forget all groups, so that they are returned again."""
         self.groups.clear()
-        self._entries.clear()
-        self._last_seen = "0-0"
+        self._held_up_to = self._last_seen = _FIRST
+
+    def look_again(self) -> None:
+        """Look at all that was taken once more: Redis may have come back with another state."""
+        self._held_up_to = _FIRST
 
     def forget(self, group_id: str) -> None:
         """Remove a closed group."""
         self.groups.pop(group_id, None)
-        self._entries.pop(group_id, None)
 
     async def take(self, count: int, block_s: float) -> list[Group]:
         """Take at most ``count`` groups; [] if none arrived within ``block_s``."""
@@ -230,15 +235,25 @@ class TakenGroups:
         # Between the two reads Redis may have come back with an older state, in which a group is not ready yet.
         found = [group for group in groups if group is not None and group.phase in ("ready", "dropped")]
         self.groups |= {group.id: group for group in found}
-        for entry, group_id, _ in rows:
-            if group_id in self.groups:
-                self._entries[group_id] = entry
-            self._last_seen = max(self._last_seen, entry, key=_entry_order)
+        self._advance(rows)
         return found
 
+    def _advance(self, rows: Sequence[tuple[str, str, int]]) -> None:
+        for entry, group_id, _ in rows:
+            if group_id not in self.groups:  # it is read again
+                break
+            self._held_up_to = entry
+        self._last_seen = max([self._last_seen, *(entry for entry, _, _ in rows)], key=_entry_order)
+
     async def _take_rows(self, count: int) -> list[tuple[str, str, int]]:
+        """Take rows until one is of a group that is not held, or none is left."""
+        while (rows := await self._rows(count)) and all(group in self.groups for _, group, _ in rows):
+            self._advance(rows)
+        return rows
+
+    async def _rows(self, count: int) -> list[tuple[str, str, int]]:
         try:
-            return await self._fence.run(take_ready(self._fence.incarnation, count, list(self._entries.values())))
+            return await self._fence.run(take_ready(self._fence.incarnation, count, self._held_up_to))
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise

@@ -15,7 +15,7 @@ from plaudit_metrics.sources.steps import RunEnding, write_ending
 from plaudit_wire.errors import JobFailedError, RefusedError, StoppedError, described
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agents.processes import described_tools
-from plaudit_workers.job_start import await_environments, load_training_job
+from plaudit_workers.job_start import await_environments, has_group_scorers, load_training_job
 from plaudit_workers.process import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -26,7 +26,6 @@ from plaudit_workers.process import (
     exit_when_stopped,
 )
 from plaudit_workers.server_tasks import with_server_tasks
-from plaudit_workers.service.build import has_group_scorers
 from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams, expire_run, keep_run
 from plaudit_workers.stream.transport import Transport

@@ -12,9 +12,7 @@ local known = redis.call('HGET', group, 'admission')
 if known == call then return 'admitted' end
 if known or redis.call('ZSCORE', prefix .. 'closed', id) then return 'duplicate' end
 if tonumber(redis.call('HGET', counters, 'open:' .. split) or 0) >= tonumber(ARGV[5]) then return 'full' end
-local memory = redis.call('INFO', 'memory')
-local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
-if limit > 0 and tonumber(string.match(memory, 'used_memory:(%d+)')) > limit * tonumber(ARGV[6]) then return 'memory' end
+if memory_share() > tonumber(ARGV[6]) then return 'memory' end
 local entry = redis.call('XADD', prefix .. 'prompts', '*', 'group', id, 'record', ARGV[14])
 redis.call('HSET', group, 'phase', 'open', 'incarnation', incarnation, 'admission', call, 'prompt', ARGV[14],
   'prompt_entry', entry, 'n', ARGV[7], 'needed', ARGV[8], 'split', split, 'step', ARGV[12], 'source', ARGV[13],

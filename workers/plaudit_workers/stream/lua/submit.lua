@@ -17,9 +17,7 @@ if known then
 end
 if redis.call('ZSCORE', session_key(session, 'returned'), id) then return 'returned' end
 if not has_room(session, n, tonumber(ARGV[4])) then return 'full' end
-local memory = redis.call('INFO', 'memory')
-local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
-local used = limit > 0 and tonumber(string.match(memory, 'used_memory:(%d+)')) / limit or 0
+local used = memory_share()
 if used > tonumber(ARGV[5]) then return 'memory' end
 redis.call('HSET', group, 'phase', 'open', 'session', session, 'incarnation', 0, 'admission', whole, 'prompt', ARGV[11],
   'prompt_entry', '', 'n', n, 'needed', 0, 'split', 'train', 'step', -1, 'source', ARGV[9], 'scorers', ARGV[8],

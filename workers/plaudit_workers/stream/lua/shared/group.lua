@@ -48,7 +48,7 @@ local function events_kept(bytes, samples)
     redis.call('HINCRBY', counters, 'events:bytes', -math.floor(total / 2))
   end
   if entries % 16 ~= 0 then return nil end
-  local limit = tonumber(string.match(redis.call('INFO', 'memory'), 'maxmemory:(%d+)'))
+  local limit = look_at_memory().limit
   local kept = math.min(100000, math.floor(200000 / samples))
   return limit > 0 and math.min(kept, math.floor(limit * 0.1 * entries / total)) or kept
 end

@@ -21,6 +21,24 @@ local function stamp(seconds)
   return string.format('%.6f', seconds)
 end
 
+-- The memory that Redis uses and may use (0: no limit), in bytes, at most 10 ms old: INFO takes 20-30 µs, and a
+-- connection brings few megabytes in 10 ms. The figures are of all runs, and outlive the call.
+local memory = {asked = -1}
+local function look_at_memory()
+  if math.abs(now - memory.asked) > 0.01 then
+    local about = redis.call('INFO', 'memory')
+    memory = {asked = now, used = tonumber(string.match(about, 'used_memory:(%d+)')),
+      limit = tonumber(string.match(about, 'maxmemory:(%d+)'))}
+  end
+  return memory
+end
+
+-- The used share of Redis's memory; 0 where it has no limit.
+local function memory_share()
+  local found = look_at_memory()
+  return found.limit > 0 and found.used / found.limit or 0
+end
+
 local function words(text)
   local found = {}
   for word in string.gmatch(text, '%S+') do found[#found + 1] = word end
