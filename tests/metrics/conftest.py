@@ -364,7 +364,7 @@ class _RunInThread:
 
     def start(self) -> ObservedRun:
         self._thread.start()
-        assert self._over.wait(120)
+        assert self._over.wait(280)
         if self._error is not None:
             raise self._error
         address = f"http://127.0.0.1:{self._settings.port}"

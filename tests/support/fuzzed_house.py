@@ -130,7 +130,7 @@ class House:
         return {log.stem: log.read_text(errors="replace")[-1500:] for log in self.folder.glob("*.log")}
 
     def _wait_until_it_answers(self) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while time.monotonic() < end:
             with suppress(httpx.TransportError):
                 httpx.get(f"{self.metrics}/api/v1/steps")

@@ -319,7 +319,7 @@ class Simulation:
 
     async def until_steps(self, count: int) -> None:
         """Return once this many steps are recorded."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(self.steps()) < count:
                 await asyncio.sleep(0.01)
 

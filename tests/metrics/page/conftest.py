@@ -294,8 +294,10 @@ class Tab:
         number = next(self._numbers)
         self.connection.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
-            message = json.loads(self.connection.recv(timeout=30))
+            message = json.loads(self.connection.recv(timeout=120))
             if message.get("id") == number:
+                if "navigated" in message.get("error", {}).get("message", ""):  # the page before: ask the next one
+                    return self.send(method, **parameters)
                 assert "error" not in message, (method, message["error"])
                 return dict(message["result"])
             self._note(message)
@@ -349,7 +351,7 @@ class Tab:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, condition: str, within_s: float = 20.0) -> None:
+    def until(self, condition: str, within_s: float = 120.0) -> None:
         """Waits for a JavaScript condition."""
         deadline = time.monotonic() + within_s
         while not self.ask(f"Boolean({condition})"):

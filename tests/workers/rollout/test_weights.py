@@ -64,7 +64,12 @@ async def test_an_announced_version_is_loaded_once(run) -> None:
 
 async def test_a_rollout_sleeps_when_the_trainer_needs_the_gpus_and_then_loads_the_weights_again(run) -> None:
     engine = Recording()
-    weights = follower(run, engine)
+    reports: list[tuple[str, str, bool]] = []
+
+    async def report() -> None:
+        reports.append((weights.asleep, str(weights.loading or ""), weights.held is not None))
+
+    weights = PolicyWeights(run.transport, engine, "continue", report)
     version = await run.announce(4)
     await weights.follow()
     for sleep in ("1.4-1", "1.4-2"):
@@ -76,6 +81,7 @@ async def test_a_rollout_sleeps_when_the_trainer_needs_the_gpus_and_then_loads_t
     assert await weights.follow()
     assert (weights.asleep, weights.held) == ("", version)
     assert (engine.loaded, engine.naps) == ([(4, str(version))] * 2, 1)
+    assert all(asleep or loading or held for asleep, loading, held in reports)  # it takes memory in no report unseen
 
 
 async def test_a_rollout_that_starts_while_others_sleep_waits_before_it_builds_its_engine(run) -> None:

@@ -171,7 +171,8 @@ class PolicyWeights:
         if announcement.sleep:
             await self._sleep(announcement.sleep)
             return False
-        await self._report_asleep("")  # before the engine takes memory
+        if self.asleep:
+            return await self._wake(announcement)
         return announcement.version == self.held or await self._load(announcement)
 
     async def _announced(self) -> Announcement | None:
@@ -186,6 +187,21 @@ class PolicyWeights:
             await self._engine.sleep(self._switch)
             logger.info("asleep", update=sleep)
         await self._report_asleep(sleep)
+
+    async def _wake(self, announcement: Announcement) -> bool:
+        """Load the announced version; one report says that it is awake and that it loads.
+
+        Between two reports the trainer would see an engine that does neither, and let others fall asleep while this
+        one takes its memory.
+        """
+        self.asleep, self.loading = "", announcement.version
+        await self._changed()
+        try:
+            return await self._load(announcement)
+        finally:
+            if self.loading is not None:  # the weights did not arrive
+                self.loading = None
+                await self._changed()
 
     async def _report_asleep(self, sleep: str) -> None:
         if sleep != self.asleep:
