@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -66,8 +66,8 @@ class RunSnapshot:
     """(role, state) → live processes; state is busy, idle or starting."""
     worker_records: tuple[WorkerRecord, ...] = ()
     silent: tuple[tuple[WorkerRecord, float], ...] = ()
-    """Processes whose heartbeat is overdue, and which hold work: with the entries that they still hold as ``busy``, and
-    the seconds since."""
+    """Processes whose heartbeat is overdue, and for which somebody waits: with the entries that they still hold as
+    ``busy``, and the seconds since."""
     reply_s: float = 0.0
     """Seconds until Redis replied to this service: the fastest of some replies."""
     judge_requests: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -81,6 +81,12 @@ class RunSnapshot:
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     aof_ok: bool = True
+
+    def without_outage(self, outage_s: float, ended_s: float) -> RunSnapshot:
+        """Return the snapshot without silences that an outage of Redis, which ended ``ended_s`` ago, explains."""
+        unexplained = ((silent_s > ended_s) * outage_s + _SILENT_AFTER_S for _, silent_s in self.silent)
+        silent = tuple(each for each, least_s in zip(self.silent, unexplained, strict=True) if each[1] > least_s)
+        return self if silent == self.silent else replace(self, silent=silent)
 
     def clock_set_s(self, before: RunSnapshot | None) -> float:
         """Return by how many seconds Redis's clock was set since an earlier snapshot; less than a second is none."""
@@ -183,7 +189,7 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         dead_letters=_counters(counters, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
-        silent=tuple(_silent(heard, sum(holders, Counter()))),
+        silent=tuple(_silent(heard, sum(holders, Counter()), is_awaited=found[_READY][0].undelivered > 0)),
         judge_requests=requests,
         judge_tokens=tokens,
         cache_reads={
@@ -254,13 +260,12 @@ def _age_s(entry_id: bytes | str, now: float) -> float:
 
 _SILENT_AFTER_S = 8.0
 """A heartbeat comes every five seconds."""
-_SILENT_WITHIN_S = 120.0
-"""Others have taken over its work by then."""
+_READY = list(CONSUMER_GROUPS).index("ready")
 
 
 async def _heard_workers(client: Redis, keys: Names, now: float) -> list[tuple[WorkerRecord, float]]:
-    """Return the processes of the newest heartbeats, with the seconds since."""
-    heard: Any = await client.zrangebyscore(keys.workers, now - _SILENT_WITHIN_S, "+inf", withscores=True)
+    """Return the processes that sent a heartbeat in the last ten minutes, with the seconds since the newest."""
+    heard: Any = await client.zrangebyscore(keys.workers, "-inf", "+inf", withscores=True)
     if not heard:
         return []
     encoded: Any = await client.hmget(keys.worker_records, [name for name, _ in heard])
@@ -268,10 +273,20 @@ async def _heard_workers(client: Redis, keys: Names, now: float) -> list[tuple[W
     return [(record, now - at) for record, (_, at) in zip(records, heard, strict=True) if record is not None]
 
 
-def _silent(heard: list[tuple[WorkerRecord, float]], held: Counter[str]) -> Iterator[tuple[WorkerRecord, float]]:
-    """Yield the silent processes for which somebody waits: what they held is with others once it was taken over."""
+def _silent(
+    heard: list[tuple[WorkerRecord, float]], held: Counter[str], *, is_awaited: bool
+) -> Iterator[tuple[WorkerRecord, float]]:
+    """Yield the silent processes for which somebody waits: what they held is with others once it was taken over.
+
+    Args:
+        is_awaited: scored groups wait for the trainer.
+    """
+    newest_s = min((silent_s for worker, silent_s in heard if worker.role == "trainer"), default=0.0)
     for worker, silent_s in heard:
-        if silent_s > _SILENT_AFTER_S and (held[worker.worker] or worker.doing):
+        holds = held[worker.worker] > 0
+        if worker.role == "trainer":  # an earlier one has a successor
+            holds = (holds or is_awaited or bool(worker.doing)) and silent_s == newest_s
+        if silent_s > _SILENT_AFTER_S and holds:
             yield msgspec.structs.replace(worker, busy=held[worker.worker]), silent_s
 
 

@@ -48,7 +48,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _COMMAND_TIMEOUT_S = 5.0
 _BLOCKING_TIMEOUT_S = 10.0
 _REPLIES = 2
-"""Of heartbeats; a reply is late too when this process was busy."""
+"""Of heartbeats; a reply is late too when this process was busy, as each is when it starts."""
 _MEMORY_ASKED_EVERY_S = 1.0
 _TRY_AGAIN_S = 0.5
 
@@ -179,7 +179,7 @@ class Transport:
 
     async def beat(self, record: WorkerRecord) -> None:
         """Record that this process is alive, and how fast Redis replied to it; to be repeated every 5 s."""
-        reply_s = min(self._replies_s, default=0.0)
+        reply_s = min(self._replies_s) if len(self._replies_s) == _REPLIES else 0.0
         asked = time.monotonic()
         await self.scripts.run(beat(msgspec.structs.replace(record, reply_s=reply_s)))
         self._replies_s.append(time.monotonic() - asked)
