@@ -44,6 +44,7 @@ THROTTLED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerW
 LIMITED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerWork(64, 6.0, waiting=62)})
 UPDATING = WorkerRecord("trainer-0", "trainer", started=900.0, doing="updates the policy")
 FROZEN = ((WorkerRecord("trainer-0", "trainer", doing="updates the policy"), 9.0),)
+STARTING = [WorkerRecord(f"rollout-{n}", "rollout", 64, 64, ready=False) for n in range(3)]
 LOST = ((WorkerRecord("trainer-0", "trainer"), 9.0),)
 IDLE = WorkerRecord("reward-0", "reward", 64, 64, scorers={"quick": ScorerWork(0, 0.0)})
 NO_REWARD = {("reward", "busy"): 0}
@@ -116,6 +117,7 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
             "3 groups wait for a free reward worker, the oldest for 9",
         ),
         (seen(IDLE), "silent-trainer", "no trainer is ready"),
+        (seen(TRAINER, *STARTING), "starting", "rollout-0, rollout-1 and 1 more start"),
         (seen(silent=LOST), "silent-trainer", "trainer-0, for which scored groups wait, has sent no heartbeat for 9"),
         (seen(TRAINER, QUICK, streams=SCORING), "limiter", "62 of 62 calls of judge wait for a limit"),
         (seen(TRAINER, BROKEN, streams=SCORING), "endpoint", "62 calls of judge wait until its endpoint, which failed"),

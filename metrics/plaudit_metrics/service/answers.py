@@ -183,12 +183,15 @@ def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float
     facts += of_rollouts + of_rewards if _awaits_rollouts(seen, step.awaited_for_s) else of_rewards + of_rollouts
     facts += _of_ready(seen, trainer)
     if not facts:
-        facts = [_of_nothing(trainer, has_step=step.seconds is not None)]
+        facts = [_of_nothing(seen, trainer, has_step=step.seconds is not None)]
     return facts[0][0], [text for _, text in facts[:_MOST_FACTS]]
 
 
-def _of_nothing(trainer: WorkerRecord | None, *, has_step: bool) -> tuple[str, str]:
+def _of_nothing(seen: RunSnapshot, trainer: WorkerRecord | None, *, has_step: bool) -> tuple[str, str]:
     """Return what is known where no work is in any stream."""
+    if starting := sorted(worker.worker for worker in seen.worker_records if not worker.ready):
+        more = f" and {len(starting) - 2} more" if len(starting) > 2 else ""
+        return "starting", f"{', '.join(starting[:2])}{more} {_plural(len(starting), 'start')}"
     if trainer is not None:
         return "trainer", "the trainer is at work"
     return ("silent-trainer", "no trainer is ready") if has_step else ("nothing", "nothing is in work")
