@@ -189,7 +189,8 @@ def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float
 
 def _of_nothing(seen: RunSnapshot, trainer: WorkerRecord | None, *, has_step: bool) -> tuple[str, str]:
     """Return what is known where no work is in any stream."""
-    if starting := sorted(worker.worker for worker in seen.worker_records if not worker.ready):
+    unready = (worker for worker in seen.worker_records if not worker.ready and not _ready(seen, worker.role))
+    if starting := sorted(worker.worker for worker in unready):
         more = f" and {len(starting) - 2} more" if len(starting) > 2 else ""
         return "starting", f"{', '.join(starting[:2])}{more} {_plural(len(starting), 'start')}"
     if trainer is not None:

@@ -34,7 +34,7 @@ from plaudit_wire.redis import (
     missing_error,
 )
 from plaudit_wire.redis_access import GRANTS
-from plaudit_workers.process import unless_stopped
+from plaudit_workers.process import Lateness, unless_stopped
 from plaudit_workers.stream.calls import Call, beat, open_streams
 from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.volume import SpillFolder
@@ -48,7 +48,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _COMMAND_TIMEOUT_S = 5.0
 _BLOCKING_TIMEOUT_S = 10.0
 _REPLIES = 2
-"""Of heartbeats; a reply is late too when this process was busy, as each is when it starts."""
+"""Of heartbeats: a single reply is late too after a pause of Redis, and when this process starts."""
 _MEMORY_ASKED_EVERY_S = 1.0
 _TRY_AGAIN_S = 0.5
 
@@ -181,8 +181,9 @@ class Transport:
         """Record that this process is alive, and how fast Redis replied to it; to be repeated every 5 s."""
         reply_s = min(self._replies_s) if len(self._replies_s) == _REPLIES else 0.0
         asked = time.monotonic()
-        await self.scripts.run(beat(msgspec.structs.replace(record, reply_s=reply_s)))
-        self._replies_s.append(time.monotonic() - asked)
+        with Lateness() as late:
+            await self.scripts.run(beat(msgspec.structs.replace(record, reply_s=reply_s)))
+        self._replies_s.append(max(time.monotonic() - asked - late.seconds, 0.0))
 
     async def workers(self) -> list[WorkerRecord]:
         """Return the processes whose last heartbeat is at most ``LIVE_WITHIN_S`` old."""

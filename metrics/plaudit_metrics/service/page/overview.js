@@ -283,7 +283,7 @@ function inFlightTable(streams, workers, isService) {
     { label: "Stage", cell: (row) => element("span", {}, swatch(row.color), row.label) },
     { label: "Waiting", number: true, cell: (row) => aged(row.waiting, row.waits) },
     { label: "In work", number: true, cell: (row) => aged(row.inWork, row.works) },
-  ], rows);
+  ], rows, "flight");
 }
 
 /** Those that wait for a place for their machine, and the machines that there are; null in a job without. */
