@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from metrics_process import MetricsProcess
-from plaudit_metrics.service.answers import Ages, open_step
+from plaudit_metrics.service.answers import Ages, open_step, verdict_detail
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth, take_snapshot
 from plaudit_metrics.terminal.overview import MetricsService
 from plaudit_metrics.terminal.top import frame
 from plaudit_wire.names import CONSUMER_GROUPS, Names, Stream
-from plaudit_wire.records import VALIDATES, SandboxWork, ScorerWork, StepRecord, WorkerRecord
+from plaudit_wire.records import VALIDATES, GroupRecord, SandboxWork, ScorerWork, StepRecord, WorkerRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.stream.transport import Transport
@@ -80,6 +80,7 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
             "silent-reward",
             "reward-1 with 16 entries in work has sent no heartbeat",
         ),
+        (seen(silent=SILENT * 2, all_silent_s=11.0), "silent", "no process of the run has sent a heartbeat for 11 s"),
         (
             seen(TRAINER, streams=UNREAD),
             "reward-queue",
@@ -145,6 +146,8 @@ def test_prompts_of_later_steps_are_not_awaited(staleness: int, admitted_s: floa
     assert open_step(snapshot, CLOSED, 1000.0, max_staleness=staleness)["waits_for"] == waits_for
     validating = seen(msgspec.structs.replace(TRAINER, doing=VALIDATES), REWARD, streams=SCORING | prompts)
     assert open_step(validating, CLOSED, 1000.0, max_staleness=staleness)["waits_for"] == "generation"
+    between = open_step(seen(msgspec.structs.replace(TRAINER, doing=VALIDATES)), CLOSED, 1000.0)
+    assert between["text"] == "step 125, open for 45 s: the trainer validates; nothing is in work"
 
 
 @pytest.mark.parametrize("after_s", [0.5, 20.0])
@@ -196,6 +199,15 @@ async def test_a_lost_process_is_awaited_until_others_have_taken_over_what_it_he
     await redis.xautoclaim(key, group, "another", 0)
     assert (await take_snapshot(redis, keys)).silent == ()
     await transport.close()
+
+
+def test_a_validation_group_that_ends_opens_no_step_and_step_0_has_no_verdict() -> None:
+    series, group = RunSeries(), GroupRecord("v-1", "validation", 0, "evaluated", 2, 2, 1000.0, closed=1040.0)
+    series.count_step(CLOSED[0], records_missing=0)
+    series.show_group(group)
+    assert series.opened == 1000.0
+    first = msgspec.structs.replace(CLOSED[0], step=0, verdict="trainer")
+    assert verdict_detail([first])["step"] is None
 
 
 def test_a_service_has_no_step() -> None:

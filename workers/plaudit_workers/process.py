@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import math
 import os
 import secrets
 import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -39,7 +37,6 @@ RESTARTED = "PLAUDIT_RESTARTED"
 GPU_SHARE = "PLAUDIT_GPU_SHARE"
 """Variable with this process's share of its GPU's memory, where ``plaudit run`` lets processes share one."""
 _REQUEST_TIMEOUT_S = 5.0
-_FIRST_WAKE_S, _LONGEST_WAKE_S = 0.01, 1.0
 _REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 _LOOK_EVERY_S = 0.2
 
@@ -302,40 +299,6 @@ async def unless_stopped(stop: asyncio.Event, work: Awaitable[object]) -> bool:
         for future in both:
             future.cancel()
         await asyncio.wait(both)
-
-
-class Lateness:
-    """Measure by how much this process wakes up late while the context lasts: it is busy, or short of CPU.
-
-    A reply that was late by no more was read late; whoever sent it was fast.
-    """
-
-    def __init__(self) -> None:
-        self._late_s = 0.0
-        self._due = math.inf
-        self._waking: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> Self:
-        self._due = time.monotonic() + _FIRST_WAKE_S
-        self._waking = asyncio.create_task(self._wake())
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._late_s, self._due = self.seconds, math.inf
-        if self._waking is not None:
-            self._waking.cancel()
-
-    async def _wake(self) -> None:
-        pause_s = _FIRST_WAKE_S
-        while True:
-            await asyncio.sleep(self._due - time.monotonic())
-            pause_s = min(2 * pause_s, _LONGEST_WAKE_S)
-            self._late_s, self._due = self.seconds, time.monotonic() + pause_s
-
-    @property
-    def seconds(self) -> float:
-        """Return the sum of the delays so far."""
-        return self._late_s + max(time.monotonic() - self._due, 0.0)
 
 
 def shares_gpu(environment: Mapping[str, str] = os.environ) -> bool:

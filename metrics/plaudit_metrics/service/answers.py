@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from plaudit_metrics.service.trace import chrome_trace
-from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth
-from plaudit_metrics.sources.steps import ClosedStep, flat_step
+from plaudit_metrics.sources.snapshot import SILENT_AFTER_S, RunSnapshot, StreamDepth
+from plaudit_metrics.sources.steps import VALIDATION_FIRST, ClosedStep, flat_step
 from plaudit_metrics.statistics.stages import stages_of
 from plaudit_metrics.statistics.steps import slowest_samples, wall_seconds
 from plaudit_metrics.statistics.verdict import explain, reasoning, replies_are_slow, verdict_over
@@ -57,6 +57,7 @@ def verdict_detail(recent: Sequence[StepRecord], *, together: bool = False) -> d
 
     ``together``: steps overlap, so one waits for two and the next for none, and the verdict of several says more.
     """
+    recent = [record for record in recent if record.step != VALIDATION_FIRST]  # which trains nothing
     if not recent:
         empty: dict[str, Any] = {"step": None, "verdict": "", "explanation": "No step has closed yet.", "seconds": {}}
         return empty | {"together": together, "recent_verdict": "", "recent": {}}
@@ -174,7 +175,7 @@ def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float
     if unheard_s > _REDIS_AWAY_S:
         return REDIS_AWAY, [f"Redis has not responded for {_long(unheard_s)}, and every process of the run waits"]
     facts: Facts = _of_replies(seen, step.length_s)
-    facts += [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
+    facts += _of_silence(seen)
     if trainer is not None and trainer.problem:
         facts.append(("unscored", trainer.problem))
     if trainer is not None and trainer.doing and trainer.doing != VALIDATES:
@@ -194,7 +195,7 @@ def _of_nothing(seen: RunSnapshot, trainer: WorkerRecord | None, *, has_step: bo
         more = f" and {len(starting) - 2} more" if len(starting) > 2 else ""
         return "starting", f"{', '.join(starting[:2])}{more} {_plural(len(starting), 'start')}"
     if trainer is not None:
-        return "trainer", "the trainer is at work"
+        return "trainer", "nothing is in work" if trainer.doing else "the trainer is at work"
     return ("silent-trainer", "no trainer is ready") if has_step else ("nothing", "nothing is in work")
 
 
@@ -235,6 +236,14 @@ def _of_replies(seen: RunSnapshot, step_s: float | None) -> Facts:
         return []
     to = f" to {process}" if process else ""
     return [(REDIS_SLOW, f"Redis takes {reply_s:.2f} s for a reply{to}, and a sample waits for about ten of them")]
+
+
+def _of_silence(seen: RunSnapshot) -> Facts:
+    """Return the processes that are lost; one fact where it is all of them."""
+    if len(seen.silent) > 1 and seen.all_silent_s > SILENT_AFTER_S:
+        lost = f"no process of the run has sent a heartbeat for {seen.all_silent_s:.0f} s"
+        return [("silent", f"{lost}: they are lost, or cut off from Redis")]
+    return [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
 
 
 def _silence(worker: WorkerRecord, silent_s: float) -> str:

@@ -107,8 +107,8 @@ class RunView:
 
     @property
     def age_s(self) -> float:
-        """Return the seconds since Redis responded."""
-        return time.monotonic() - self._heard_s
+        """Return the seconds since the newest snapshot."""
+        return time.monotonic() - (self.snapshot.taken or self._heard_s)
 
     def observe(self, snapshot: RunSnapshot) -> None:
         """Add a new snapshot of streams, workers and Redis."""

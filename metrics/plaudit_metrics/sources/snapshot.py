@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 from plaudit_wire.messages import Announcement, RecordError, decode
 from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.records import LIVE_WITHIN_S, VALIDATES, EngineStatus, ScorerWork, WorkerRecord
+from plaudit_wire.redis import Lateness
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class RunSnapshot:
     silent: tuple[tuple[WorkerRecord, float], ...] = ()
     """Processes whose heartbeat is overdue, and for which somebody waits: with the entries that they still hold as
     ``busy``, and the seconds since."""
+    all_silent_s: float = 0.0
+    """Seconds since the newest heartbeat of any process of the run; 0 without one."""
     reply_s: float = 0.0
     """Seconds until Redis replied to this service: the fastest of some replies."""
     judge_requests: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -84,7 +87,7 @@ class RunSnapshot:
 
     def without_outage(self, outage_s: float, ended_s: float) -> RunSnapshot:
         """Return the snapshot without silences that an outage of Redis, which ended ``ended_s`` ago, explains."""
-        unexplained = ((silent_s > ended_s) * outage_s + _SILENT_AFTER_S for _, silent_s in self.silent)
+        unexplained = ((silent_s > ended_s) * outage_s + SILENT_AFTER_S for _, silent_s in self.silent)
         silent = tuple(each for each, least_s in zip(self.silent, unexplained, strict=True) if each[1] > least_s)
         return self if silent == self.silent else replace(self, silent=silent)
 
@@ -189,6 +192,7 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         dead_letters=_counters(counters, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
+        all_silent_s=max(min((silent_s for _, silent_s in heard), default=0.0), 0.0),
         silent=tuple(_silent(heard, sum(holders, Counter()), is_awaited=found[_READY][0].undelivered > 0)),
         judge_requests=requests,
         judge_tokens=tokens,
@@ -216,8 +220,9 @@ async def _values(client: Redis, keys: Names) -> tuple[dict[str, str], dict[str,
 async def _reply(client: Redis) -> tuple[float, float]:
     """Return Redis's clock (seconds since the epoch), and the seconds until it replied."""
     asked = time.monotonic()
-    seconds, microseconds = await client.time()
-    return float(seconds) + microseconds / 1e6, time.monotonic() - asked
+    with Lateness() as late:
+        seconds, microseconds = await client.time()
+    return float(seconds) + microseconds / 1e6, max(time.monotonic() - asked - late.seconds, 0.0)
 
 
 async def _replies(client: Redis) -> list[float]:
@@ -258,7 +263,7 @@ def _age_s(entry_id: bytes | str, now: float) -> float:
     return max(now - milliseconds / 1000, 0.0)
 
 
-_SILENT_AFTER_S = 8.0
+SILENT_AFTER_S = 8.0
 """A heartbeat comes every five seconds."""
 _READY = list(CONSUMER_GROUPS).index("ready")
 
@@ -286,7 +291,7 @@ def _silent(
         holds = held[worker.worker] > 0
         if worker.role == "trainer":  # an earlier one has a successor
             holds = (holds or is_awaited or bool(worker.doing)) and silent_s == newest_s
-        if silent_s > _SILENT_AFTER_S and holds:
+        if silent_s > SILENT_AFTER_S and holds:
             yield msgspec.structs.replace(worker, busy=held[worker.worker]), silent_s
 
 

@@ -26,6 +26,7 @@ from plaudit_wire.records import LIVE_WITHIN_S, WorkerRecord
 from plaudit_wire.redis import (
     NEEDED_PERMISSIONS,
     OUTAGE,
+    Lateness,
     LibraryMissingError,
     Outages,
     PassingRefusalError,
@@ -34,7 +35,7 @@ from plaudit_wire.redis import (
     missing_error,
 )
 from plaudit_wire.redis_access import GRANTS
-from plaudit_workers.process import Lateness, unless_stopped
+from plaudit_workers.process import unless_stopped
 from plaudit_workers.stream.calls import Call, beat, open_streams
 from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.volume import SpillFolder

@@ -23,9 +23,9 @@ from plaudit_job.spec.rljob import RLJob, SandboxesSpec
 from plaudit_job.spec.rollout import SamplingSpec, ValidationSamplingSpec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion, Sampling
+from plaudit_wire.redis import Lateness
 from plaudit_workers.data_facts import DataFacts
 from plaudit_workers.files import whole_file
-from plaudit_workers.process import Lateness
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.schedule import Positions, Schedule, TrainerLedger

@@ -98,7 +98,7 @@ export class Overview {
     this.empty.hidden = steps.length > 0;
     if (steps.length === 0) return;
     const opened = this.verdict.firstChild === null ? report !== null : this.verdict.querySelector("details[open]") !== null;
-    this.verdict.replaceChildren(verdictPanel(newest, { recent: verdict, reasoned: opened }));
+    this.verdict.replaceChildren(...(newest.step === 0 ? [] : [verdictPanel(newest, { recent: verdict, reasoned: opened })])); // step 0 is a validation
     for (const chart of [this.time, this.reward, this.staleness, this.outcomes]) chart.update(steps);
     for (const keyed of [this.values, this.validation, this.drift]) keyed.update(steps);
     this.scorersNote.textContent = `${counted(scorersOf(newest).length, "scorer")} of the newest step.`;
