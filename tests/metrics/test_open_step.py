@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from metrics_process import MetricsProcess
-from plaudit_metrics.service.answers import open_step
+from plaudit_metrics.service.answers import Ages, open_step, verdict_detail
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth, take_snapshot
 from plaudit_metrics.terminal.overview import MetricsService
 from plaudit_metrics.terminal.top import frame
 from plaudit_wire.names import CONSUMER_GROUPS, Names, Stream
-from plaudit_wire.records import SandboxWork, ScorerWork, StepRecord, WorkerRecord
+from plaudit_wire.records import VALIDATES, GroupRecord, SandboxWork, ScorerWork, StepRecord, WorkerRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.stream.transport import Transport
@@ -34,7 +34,8 @@ UNREAD = {"samples": StreamDepth(undelivered=12, oldest_undelivered_s=30.0)}
 
 
 def seen(*workers: WorkerRecord, streams: dict[str, StreamDepth] | None = None, **more: Any) -> RunSnapshot:
-    states = {("reward", "busy"): sum(worker.role == "reward" for worker in workers)}
+    states = {("reward", "busy"): sum(worker.role == "reward" for worker in workers), ("rollout", "busy"): 1}
+    states |= more.pop("states", {})
     return RunSnapshot(time=1045.0, worker_records=workers, workers=states, streams=streams or {}, **more)
 
 
@@ -43,6 +44,15 @@ THROTTLED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerW
 LIMITED = WorkerRecord("reward-0", "reward", 64, 64, scorers={"judge": ScorerWork(64, 6.0, waiting=62)})
 UPDATING = WorkerRecord("trainer-0", "trainer", started=900.0, doing="updates the policy")
 FROZEN = ((WorkerRecord("trainer-0", "trainer", doing="updates the policy"), 9.0),)
+STARTING = [WorkerRecord(f"rollout-{n}", "rollout", 64, 64, ready=False) for n in range(3)]
+LOST = ((WorkerRecord("trainer-0", "trainer"), 9.0),)
+IDLE = WorkerRecord("reward-0", "reward", 64, 64, scorers={"quick": ScorerWork(0, 0.0)})
+NO_REWARD = {("reward", "busy"): 0}
+NO_ROLLOUT = {("rollout", "busy"): 0}
+GROUPS = {"groups": StreamDepth(undelivered=3, oldest_undelivered_s=9.0)}
+QUICK = WorkerRecord("r", "reward", scorers={"quick": ScorerWork(2, 0.02), "judge": ScorerWork(62, 0.0, waiting=62)})
+BROKEN = msgspec.structs.replace(QUICK, circuits_open=["judge"])
+LOADING = [WorkerRecord(f"rollout-{n}", "rollout", 64, 64, loading="1.4" if n == 0 else "") for n in range(8)]
 FAR = WorkerRecord("reward-0", "reward", 64, 64, reply_s=0.95)
 
 
@@ -70,6 +80,7 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
             "silent-reward",
             "reward-1 with 16 entries in work has sent no heartbeat",
         ),
+        (seen(silent=SILENT * 2, all_silent_s=11.0), "silent", "no process of the run has sent a heartbeat for 11 s"),
         (
             seen(TRAINER, streams=UNREAD),
             "reward-queue",
@@ -94,20 +105,57 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
         (seen(TRAINER, FAR, streams=PROMPTS), "redis-slow", "Redis takes 0.95 s for a reply to reward-0"),
         (seen(TRAINER, reply_s=0.95, streams=PROMPTS), "redis-slow", "Redis takes 0.95 s for a reply, and"),
         (seen(TRAINER, reply_s=0.3, streams=PROMPTS), "generation", "8 prompts are with rollouts"),
+        (seen(TRAINER, states=NO_ROLLOUT, streams=PROMPTS), "generation", "8 prompts are with rollouts, of which none"),
+        (seen(TRAINER, states=NO_REWARD, streams=SCORING), "scorer", "64 finished samples are with reward workers, of"),
+        (
+            seen(TRAINER, IDLE, streams=SCORING),
+            "scorer",
+            "64 finished samples are with reward workers, the oldest for 47",
+        ),
+        (
+            seen(TRAINER, IDLE, streams=GROUPS),
+            "reward-queue",
+            "3 groups wait for a free reward worker, the oldest for 9",
+        ),
+        (seen(IDLE), "silent-trainer", "no trainer is ready"),
+        (seen(TRAINER, *STARTING), "trainer", "the trainer is at work"),  # and others of their role live
+        (seen(TRAINER, *STARTING, states=NO_ROLLOUT), "starting", "rollout-0, rollout-1 and 1 more start"),
+        (seen(silent=LOST), "silent-trainer", "trainer-0, for which scored groups wait, has sent no heartbeat for 9"),
+        (seen(TRAINER, QUICK, streams=SCORING), "limiter", "62 of 62 calls of judge wait for a limit"),
+        (seen(TRAINER, BROKEN, streams=SCORING), "endpoint", "62 calls of judge wait until its endpoint, which failed"),
+        (seen(TRAINER, *LOADING, streams=PROMPTS), "generation", "8 prompts are with rollouts"),
     ],
 )
 def test_the_open_step_says_what_it_waits_for(snapshot: RunSnapshot, waits_for: str, text: str) -> None:
-    said = open_step(snapshot, CLOSED, 1000.0, 0.0)
+    said = open_step(snapshot, CLOSED, 1000.0)
     assert said["waits_for"] == waits_for
     assert said["text"].startswith(f"step 125, open for 45 s: {text}")
 
 
-@pytest.mark.parametrize(("admitted_s", "waits_for"), [(31.0, "scorer"), (60.0, "generation")])
-def test_prompts_of_later_steps_are_not_awaited(admitted_s: float, waits_for: str) -> None:
-    """With ``maxStaleness`` those of the open step were admitted before it opened, 45 s ago."""
+@pytest.mark.parametrize(
+    ("staleness", "admitted_s", "waits_for"),
+    [(1, 31.0, "scorer"), (1, 60.0, "generation"), (2, 60.0, "scorer"), (2, 76.0, "generation")],
+)
+def test_prompts_of_later_steps_are_not_awaited(staleness: int, admitted_s: float, waits_for: str) -> None:
+    """With ``maxStaleness`` those of the open step were admitted before it opened, 45 s ago.
+
+    With 2 a whole step of 30 s before that.
+    """
     prompts = {"prompts": StreamDepth(in_flight=8, oldest_in_flight_s=admitted_s)}
-    said = open_step(seen(TRAINER, REWARD, streams=SCORING | prompts), CLOSED, 1000.0, 0.0, overlap=True)
-    assert said["waits_for"] == waits_for
+    snapshot = seen(TRAINER, REWARD, streams=SCORING | prompts)
+    assert open_step(snapshot, CLOSED, 1000.0, max_staleness=staleness)["waits_for"] == waits_for
+    validating = seen(msgspec.structs.replace(TRAINER, doing=VALIDATES), REWARD, streams=SCORING | prompts)
+    assert open_step(validating, CLOSED, 1000.0, max_staleness=staleness)["waits_for"] == "generation"
+    between = open_step(seen(msgspec.structs.replace(TRAINER, doing=VALIDATES)), CLOSED, 1000.0)
+    assert between["text"] == "step 125, open for 45 s: the trainer validates; nothing is in work"
+
+
+@pytest.mark.parametrize("after_s", [0.5, 20.0])
+def test_heartbeats_are_not_missed_while_redis_did_not_respond(after_s: float) -> None:
+    """The outage of 15 s ended just now, or before the silence began."""
+    silent = ((REWARD, 16.0),)
+    snapshot = seen(TRAINER, REWARD, silent=silent, streams=SCORING)
+    assert snapshot.without_outage(15.0, after_s).silent == (() if after_s < 16.0 else silent)
 
 
 @pytest.mark.parametrize(("open_for_s", "waits_for"), [(0.4, "scorer"), (4.0, "redis-slow"), (45.0, "scorer")])
@@ -116,7 +164,7 @@ def test_slow_replies_hold_no_step_that_is_much_longer_or_shorter(open_for_s: fl
     short = [msgspec.structs.replace(CLOSED[0], opened=999.3)]
     snapshot = seen(TRAINER, REWARD, streams=SCORING, reply_s=0.5)
     for closed in (short, []):
-        assert open_step(snapshot, closed, 1045.0 - open_for_s, 0.0)["waits_for"] == waits_for
+        assert open_step(snapshot, closed, 1045.0 - open_for_s)["waits_for"] == waits_for
 
 
 @pytest.mark.parametrize(
@@ -125,7 +173,7 @@ def test_slow_replies_hold_no_step_that_is_much_longer_or_shorter(open_for_s: fl
 )
 def test_scored_groups_that_nobody_takes_wait_for_the_trainer(trainers: tuple[WorkerRecord, ...], said: str) -> None:
     ready = {"ready": StreamDepth(undelivered=4, oldest_undelivered_s=21.0)}
-    found = open_step(seen(*trainers, streams=ready), CLOSED, 1000.0, 0.0)
+    found = open_step(seen(*trainers, streams=ready), CLOSED, 1000.0)
     assert found["waits_for"] == "trainer"
     assert f"4 scored groups wait {said}" in found["text"]
 
@@ -144,21 +192,31 @@ async def test_a_lost_process_is_awaited_until_others_have_taken_over_what_it_he
     for _ in range(3):
         await redis.xadd(key, {"id": "x"})
     await redis.xreadgroup(group, "lost", {key: ">"}, count=2)
+    await redis.zincrby(keys.workers, -270.0, "lost")  # minutes later nobody else has taken it over
     ((worker, silent_s),) = (await take_snapshot(redis, keys)).silent
     assert worker.busy == 2
-    assert silent_s == pytest.approx(30.0, abs=5.0)
+    assert silent_s == pytest.approx(300.0, abs=10.0)
     await redis.xautoclaim(key, group, "another", 0)
     assert (await take_snapshot(redis, keys)).silent == ()
     await transport.close()
 
 
+def test_a_validation_group_that_ends_opens_no_step_and_step_0_has_no_verdict() -> None:
+    series, group = RunSeries(), GroupRecord("v-1", "validation", 0, "evaluated", 2, 2, 1000.0, closed=1040.0)
+    series.count_step(CLOSED[0], records_missing=0)
+    series.show_group(group)
+    assert series.opened == 1000.0
+    first = msgspec.structs.replace(CLOSED[0], step=0, verdict="trainer")
+    assert verdict_detail([first])["step"] is None
+
+
 def test_a_service_has_no_step() -> None:
-    said = open_step(seen(REWARD, streams=SCORING), [], None, 0.0)
+    said = open_step(seen(REWARD, streams=SCORING), [], None)
     assert (said["step"], said["text"]) == (None, "64 calls of slow in flight, the oldest 47 s")
 
 
 def test_redis_that_is_away_explains_everything_else() -> None:
-    said = open_step(seen(TRAINER, REWARD, streams=SCORING), CLOSED, 1000.0, 12.0)
+    said = open_step(seen(TRAINER, REWARD, streams=SCORING), CLOSED, 1000.0, Ages(12.0, 12.0))
     assert (
         said["text"] == "step 125, open for 57 s: Redis has not responded for 12 s, and every process of the run waits"
     )

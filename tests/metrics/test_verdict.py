@@ -274,6 +274,46 @@ def test_the_scorer_that_held_the_step_is_named_with_its_times_and_its_share() -
     assert "processes" not in sentence
 
 
+@pytest.mark.parametrize(
+    ("mix", "named"),
+    [
+        ({"steady": [5.0] * 64, "tail": [1.0] * 61 + [60.0] * 3}, "tail: 1.00 s at the median, 1.00 s at the 95th"),
+        ({"steady": [5.0] * 64, "once": [1.0] * 63 + [6.0]}, "steady: 5.00 s at the median"),
+        ({"steady": [5.0] * 64, "rare": [30.0] * 2}, "rare: 30.00 s at the median"),
+        (
+            {"steady": [2.0] * 64, "apart": [(9.0, 0.1)] * 4 + [(0.0, 1.0)] * 56 + [(0.0, 9.0)] * 4},
+            "apart: 1.00 s at the median, 9.",
+        ),
+        ({f"rule-{n}": [0.01] * 64 for n in range(19)} | {"judge": [3.0] * 64}, "judge: 3.00 s"),
+    ],
+    ids=["rare calls by far", "a call that is a little slower", "few samples", "retries of others", "twenty"],
+)
+def test_of_a_mix_of_scorers_the_one_for_which_the_step_waited_is_named(
+    sample: Build, mix: dict[str, list[Any]], named: str
+) -> None:
+    def record(taken: Any) -> ScorerRecord:
+        retry_s, call_s = taken if isinstance(taken, tuple) else (0.0, taken)
+        return ScorerRecord("scored", 1.0, retry_s=retry_s, call_s=call_s)
+
+    samples = [
+        sample(index=index, scorers={name: record(each[index]) for name, each in mix.items() if index < len(each)})
+        for index in range(64)
+    ]
+    figures = step_statistics(samples, opened=START, closed=START + 20.0)
+    assert f"The slowest is {named}" in explain("reward", figures)
+
+
+def test_the_scorer_whose_limit_or_call_held_the_step_is_named(sample: Build) -> None:
+    limited = {"quick": ScorerRecord("scored", 1.0, call_s=2.0), "judge": ScorerRecord("scored", 1.0, limiter_s=7.0)}
+    figures = step_statistics([sample(scorers=limited)], opened=START, closed=START + 20.0)
+    for name in ("limiter", "endpoint"):
+        assert "It is judge that waited: 7.00 s at the median, 7.00 s at" in explain(name, figures)
+    samples = [sample(index=n, scorers={"far": ScorerRecord("scored", 1.0, call_s=2 + 40 * (n > 3))}) for n in range(5)]
+    figures = step_statistics(samples, opened=START, closed=START + 60.0)
+    assert "Its scorer far took 42.00 s, 2.00 s at the median" in explain("straggler", figures | {"straggler_s": 40.0})
+    assert "far" not in explain("straggler", figures | {"straggler_s": 90.0})  # something else was late
+
+
 def test_a_scorer_whose_attempts_fail_is_named_though_its_last_one_is_fast() -> None:
     times = {f"reward_pipeline/scorer/flaky/retry_s/{place}": 8.0 for place in (*PLACES, "max")}
     figures = of_scorer("flaky", 0.0, 0.01) | of_scorer("far", 0.0, 0.5) | times

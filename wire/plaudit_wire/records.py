@@ -355,7 +355,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     loaded_s: float = 0.0
     """Seconds in which a rollout loaded the weights that it has; 0 before the first, and for other roles."""
     reply_s: float = 0.0
-    """Seconds until Redis replied to this process: the fastest of its newest heartbeats; 0 before the first reply."""
+    """Seconds until Redis replied to this process: the fastest of its newest heartbeats; 0 before the second reply."""
 
 
 class AgentReward(msgspec.Struct, frozen=True, omit_defaults=True):

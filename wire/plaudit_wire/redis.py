@@ -17,12 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -45,6 +47,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import RecordError
 
 logger = get_logger(__name__)
+_FIRST_WAKE_S, _LONGEST_WAKE_S = 0.01, 1.0
 T = TypeVar("T")
 OUTAGE: Final = (RedisConnectionError, RedisTimeoutError, OSError)
 """The exceptions that mean that Redis is not available now. A wrong password is a connection error too."""
@@ -74,6 +77,40 @@ _HEADER = "#!lua"
 
 class PassingRefusalError(RedisConnectionError):
     """Redis refused a command for a reason that passes: read-only, out of memory, a failed save, a busy script."""
+
+
+class Lateness:
+    """Measure by how much this process wakes up late while the context lasts: it is busy, or short of CPU.
+
+    A reply that was late by no more was read late; whoever sent it was fast.
+    """
+
+    def __init__(self) -> None:
+        self._late_s = 0.0
+        self._due = math.inf
+        self._waking: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        self._due = time.monotonic() + _FIRST_WAKE_S
+        self._waking = asyncio.create_task(self._wake())
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._late_s, self._due = self.seconds, math.inf
+        if self._waking is not None:
+            self._waking.cancel()
+
+    async def _wake(self) -> None:
+        pause_s = _FIRST_WAKE_S
+        while True:
+            await asyncio.sleep(self._due - time.monotonic())
+            pause_s = min(2 * pause_s, _LONGEST_WAKE_S)
+            self._late_s, self._due = self.seconds, time.monotonic() + pause_s
+
+    @property
+    def seconds(self) -> float:
+        """Return the sum of the delays so far."""
+        return self._late_s + max(time.monotonic() - self._due, 0.0)
 
 
 class Outages:

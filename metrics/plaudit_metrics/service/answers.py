@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from plaudit_metrics.service.trace import chrome_trace
-from plaudit_metrics.sources.snapshot import RunSnapshot, StreamDepth
-from plaudit_metrics.sources.steps import ClosedStep, flat_step
+from plaudit_metrics.sources.snapshot import SILENT_AFTER_S, RunSnapshot, StreamDepth
+from plaudit_metrics.sources.steps import VALIDATION_FIRST, ClosedStep, flat_step
 from plaudit_metrics.statistics.stages import stages_of
 from plaudit_metrics.statistics.steps import slowest_samples, wall_seconds
 from plaudit_metrics.statistics.verdict import explain, reasoning, replies_are_slow, verdict_over
-from plaudit_wire.records import VALIDATES, GroupRecord, SampleRecord, StepRecord, WorkerRecord
+from plaudit_wire.records import VALIDATES, GroupRecord, SampleRecord, ScorerWork, StepRecord, WorkerRecord
 
 RECENT_STEPS = 10
 """The number of steps in the verdict over several."""
@@ -57,6 +57,7 @@ def verdict_detail(recent: Sequence[StepRecord], *, together: bool = False) -> d
 
     ``together``: steps overlap, so one waits for two and the next for none, and the verdict of several says more.
     """
+    recent = [record for record in recent if record.step != VALIDATION_FIRST]  # which trains nothing
     if not recent:
         empty: dict[str, Any] = {"step": None, "verdict": "", "explanation": "No step has closed yet.", "seconds": {}}
         return empty | {"together": together, "recent_verdict": "", "recent": {}}
@@ -86,23 +87,39 @@ def _own_figures(record: StepRecord) -> dict[str, float]:
     return {"step_s": record.closed - record.opened} | record.statistics
 
 
+class Ages(NamedTuple):
+    """Hold how old the newest snapshot is, in seconds."""
+
+    snapshot_s: float = 0.0
+    unheard_s: float = 0.0
+    """Seconds in which Redis has not responded to a question; 0 while none is open."""
+
+
+_FRESH = Ages()
+
+
 def open_step(
-    seen: RunSnapshot, closed: Sequence[StepRecord], opened: float | None, unheard_s: float, *, overlap: bool = False
+    seen: RunSnapshot,
+    closed: Sequence[StepRecord],
+    opened: float | None,
+    ages: Ages = _FRESH,
+    *,
+    max_staleness: int = 0,
 ) -> dict[str, Any]:
     """Return what the open step waits for now, from the newest snapshot, as a sentence and in one word.
 
     Args:
         closed: the newest closed steps, oldest first; none before the first, and of a service.
         opened: when the open step began (seconds since the epoch, Redis's clock); None: no trainer has started.
-        unheard_s: seconds since Redis responded.
-        overlap: prompts of later steps are generated meanwhile (``maxStaleness`` of 1 or more).
+        max_staleness: of the job; from 1 on, prompts of so many later steps are generated meanwhile.
     """
     trainer = next((worker for worker in seen.worker_records if worker.role == "trainer"), None)
     number = None if not closed and trainer is None else (closed[-1].step if closed else 0) + 1
-    seconds = None if opened is None else max(seen.time - opened, 0.0) + unheard_s
+    seconds = None if opened is None else max(seen.time - opened, 0.0) + ages.snapshot_s
     lengths = [record.closed - record.opened for record in closed if record.num_samples]
     usual_s = median(lengths) if lengths else 0.0
-    waits_for, facts = _waits_for(seen, trainer, unheard_s, _Open(seconds, usual_s, overlap))
+    awaited_for_s = _awaited_for(seconds or 0.0, closed, max_staleness) if not seen.is_validating else 0.0
+    waits_for, facts = _waits_for(seen, trainer, ages.unheard_s, _Open(seconds, usual_s, awaited_for_s))
     step = "" if number is None or seconds is None else f"step {number}, open for {_long(seconds)}: "
     if seen.is_validating:
         step += "the trainer validates; "
@@ -128,6 +145,8 @@ REDIS_AWAY, REDIS_SLOW = "redis", "redis-slow"
 _REDIS_AWAY_S = 6.0
 """Redis is asked every two seconds."""
 _MOST_FACTS = 3
+_OLD_ATTEMPT_S = 5.0
+"""Younger attempts than that tell less than the number of calls: the scorer with the most is behind the others."""
 Facts = list[tuple[str, str]]
 """Causes in one word each, and what is known of them."""
 
@@ -139,7 +158,8 @@ class _Open(NamedTuple):
     """None where there is no step: before a trainer starts, and in a service."""
     usual_s: float
     """The median of the newest closed steps; 0 before the first."""
-    overlap: bool
+    awaited_for_s: float
+    """The prompts of this step were admitted so long ago, or longer."""
 
     @property
     def length_s(self) -> float | None:
@@ -155,25 +175,40 @@ def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float
     if unheard_s > _REDIS_AWAY_S:
         return REDIS_AWAY, [f"Redis has not responded for {_long(unheard_s)}, and every process of the run waits"]
     facts: Facts = _of_replies(seen, step.length_s)
-    facts += [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
+    facts += _of_silence(seen)
     if trainer is not None and trainer.problem:
         facts.append(("unscored", trainer.problem))
     if trainer is not None and trainer.doing and trainer.doing != VALIDATES:
         facts.append(("trainer", f"the trainer {trainer.doing}"))
     of_rollouts, of_rewards = _of_rollouts(seen), _of_scorers(seen) + _of_reward_queue(seen)
-    awaited_for_s = (step.seconds or 0.0) if step.overlap else 0.0
-    facts += of_rollouts + of_rewards if _awaits_rollouts(seen, awaited_for_s) else of_rewards + of_rollouts
+    facts += of_rollouts + of_rewards if _awaits_rollouts(seen, step.awaited_for_s) else of_rewards + of_rollouts
     facts += _of_ready(seen, trainer)
     if not facts:
-        facts = [("trainer", "the trainer is at work") if trainer is not None else ("nothing", "nothing is in work")]
+        facts = [_of_nothing(seen, trainer, has_step=step.seconds is not None)]
     return facts[0][0], [text for _, text in facts[:_MOST_FACTS]]
 
 
-def _awaits_rollouts(seen: RunSnapshot, awaited_for_s: float) -> bool:
-    """Return True where the open step waits for prompts.
+def _of_nothing(seen: RunSnapshot, trainer: WorkerRecord | None, *, has_step: bool) -> tuple[str, str]:
+    """Return what is known where no work is in any stream."""
+    unready = (worker for worker in seen.worker_records if not worker.ready and not _ready(seen, worker.role))
+    if starting := sorted(worker.worker for worker in unready):
+        more = f" and {len(starting) - 2} more" if len(starting) > 2 else ""
+        return "starting", f"{', '.join(starting[:2])}{more} {_plural(len(starting), 'start')}"
+    if trainer is not None:
+        return "trainer", "nothing is in work" if trainer.doing else "the trainer is at work"
+    return ("silent-trainer", "no trainer is ready") if has_step else ("nothing", "nothing is in work")
 
-    Where steps overlap, those of the open step were admitted before it opened, ``awaited_for_s`` ago and longer.
-    """
+
+def _awaited_for(seconds: float, closed: Sequence[StepRecord], max_staleness: int) -> float:
+    """Return for how long the prompts of the open step are admitted: since as many steps before opened, less one."""
+    if not max_staleness:
+        return 0.0
+    before = closed[-1:-max_staleness:-1]
+    return seconds + sum(record.closed - record.opened for record in before)
+
+
+def _awaits_rollouts(seen: RunSnapshot, awaited_for_s: float) -> bool:
+    """Return True where the open step waits for prompts: they were admitted so long ago, or longer."""
     prompts = seen.streams.get("prompts", StreamDepth())
     return max(prompts.oldest_in_flight_s, prompts.oldest_undelivered_s) > max(awaited_for_s - _CLOCK_SLACK_S, 0.0)
 
@@ -203,19 +238,36 @@ def _of_replies(seen: RunSnapshot, step_s: float | None) -> Facts:
     return [(REDIS_SLOW, f"Redis takes {reply_s:.2f} s for a reply{to}, and a sample waits for about ten of them")]
 
 
+def _of_silence(seen: RunSnapshot) -> Facts:
+    """Return the processes that are lost; one fact where it is all of them."""
+    if len(seen.silent) > 1 and seen.all_silent_s > SILENT_AFTER_S:
+        lost = f"no process of the run has sent a heartbeat for {seen.all_silent_s:.0f} s"
+        return [("silent", f"{lost}: they are lost, or cut off from Redis")]
+    return [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
+
+
 def _silence(worker: WorkerRecord, silent_s: float) -> str:
-    held = "1 entry" if worker.busy == 1 else f"{worker.busy} entries"
-    work = f", which {worker.doing}," if worker.doing else f" with {held} in work"
+    if worker.role == "trainer":
+        work = f", which {worker.doing}," if worker.doing else ", for which scored groups wait,"
+    else:
+        work = f" with {'1 entry' if worker.busy == 1 else f'{worker.busy} entries'} in work"
     return f"{worker.worker}{work} has sent no heartbeat for {silent_s:.0f} s: it is frozen or lost"
 
 
 def _of_scorers(seen: RunSnapshot) -> Facts:
-    """Return the scorers with calls in flight, that of the oldest attempt first."""
-    working = sorted(seen.scorers.items(), key=lambda scorer: -scorer[1].oldest_s)
+    """Return the scorers with calls in flight: those with old attempts first, then those with the most calls."""
+
+    def place(scorer: tuple[str, ScorerWork]) -> tuple[float, int, float]:
+        work = scorer[1]
+        return -work.oldest_s if work.oldest_s >= _OLD_ATTEMPT_S else 0.0, -work.in_flight, -work.oldest_s
+
     facts = []
-    for name, work in working:
+    for name, work in sorted(seen.scorers.items(), key=place):
         calls = f"{_counted(work.in_flight, 'call')} of {name}"
-        if 2 * work.waiting > work.in_flight:
+        if work.in_flight and seen.circuits_open.get(name):
+            awaited = f"{_plural(work.in_flight, 'wait')} until its endpoint, which failed too often, is asked again"
+            facts.append(("endpoint", f"{calls} {awaited}"))
+        elif 2 * work.waiting > work.in_flight:
             waiting = f"{work.waiting} of {calls} {_plural(work.waiting, 'wait')}"
             facts.append(("limiter", f"{waiting} for a limit of the scorer"))
         elif work.oldest_s > 0:
@@ -226,13 +278,23 @@ def _of_scorers(seen: RunSnapshot) -> Facts:
 
 
 def _of_reward_queue(seen: RunSnapshot) -> Facts:
-    samples = seen.streams.get("samples", StreamDepth())
-    if not samples.undelivered:
-        return []
-    workers = "a free reward worker" if _ready(seen, "reward") else "a reward worker, and none is ready"
-    waited = f"the oldest for {_long(samples.oldest_undelivered_s)}"
-    waiting = f"{_counted(samples.undelivered, 'finished sample')} {_plural(samples.undelivered, 'wait')}"
-    return [("reward-queue", f"{waiting} for {workers}, {waited}")]
+    """Return samples and groups that wait for reward workers, and those of which no worker tells more."""
+    facts = []
+    in_calls = any(work.in_flight for work in seen.scorers.values())
+    for name, noun, waits_for in (("samples", "finished sample", "scorer"), ("groups", "group", "group-scorer")):
+        depth = seen.streams.get(name, StreamDepth())
+        if depth.undelivered:
+            workers = "a free reward worker" if _ready(seen, "reward") else "a reward worker, and none is ready"
+            waiting = f"{_counted(depth.undelivered, noun)} {_plural(depth.undelivered, 'wait')}"
+            facts.append(
+                ("reward-queue", f"{waiting} for {workers}, the oldest for {_long(depth.oldest_undelivered_s)}")
+            )
+        if depth.in_flight and not in_calls:
+            held = f"{_counted(depth.in_flight, noun)} {'is' if depth.in_flight == 1 else 'are'} with reward workers"
+            facts.append(
+                (waits_for, f"{held}{_lost(seen, 'reward')}, the oldest for {_long(depth.oldest_in_flight_s)}")
+            )
+    return facts
 
 
 def _of_ready(seen: RunSnapshot, trainer: WorkerRecord | None) -> Facts:
@@ -250,13 +312,13 @@ def _of_rollouts(seen: RunSnapshot) -> Facts:
     if not (prompts.in_flight or prompts.undelivered):
         return []
     facts = []
-    if loading := [rollout for rollout in seen.rollouts if rollout.loading]:
-        count = len(loading)
-        slow = f"{_counted(count, 'rollout')} of {len(seen.rollouts)} {_plural(count, 'load')} new weights"
+    loading, working = (sum(bool(getattr(each, name)) for each in seen.rollouts) for name in ("loading", "busy"))
+    if loading and 2 * loading >= working:
+        slow = f"{_counted(loading, 'rollout')} of {len(seen.rollouts)} {_plural(loading, 'load')} new weights"
         facts.append(("weights", slow))
     in_agents, busy = (sum(getattr(each, name) for each in seen.rollouts) for name in ("in_agents", "busy"))
     held = f"{_counted(prompts.in_flight, 'prompt')} {'is' if prompts.in_flight == 1 else 'are'} with rollouts"
-    worked = f"{held}, the oldest for {_long(prompts.oldest_in_flight_s)}"
+    worked = f"{held}{_lost(seen, 'rollout')}, the oldest for {_long(prompts.oldest_in_flight_s)}"
     if in_agents and 2 * in_agents >= busy:
         waiting = f"{_counted(in_agents, 'sample')} of {busy} {_plural(in_agents, 'wait')} for tools"
         facts += _of_sandboxes(seen) or [("tools", f"{waiting}; {worked}")]
@@ -281,6 +343,15 @@ def _of_sandboxes(seen: RunSnapshot) -> Facts:
     if work.starting:
         facts.append(("sandboxes", f"{_counted(work.starting, 'machine')} {_plural(work.starting, 'start')}"))
     return facts
+
+
+def _lost(seen: RunSnapshot, role: str) -> str:
+    """Return that no process of the role lives, where that is so."""
+    return (
+        ""
+        if any(count for (of, _), count in seen.workers.items() if of == role)
+        else ", of which none has sent a heartbeat lately"
+    )
 
 
 def _ready(seen: RunSnapshot, role: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Collection, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -147,9 +146,9 @@ class RunApi:
         """Return what the open step waits for."""
         view = self._view
         closed = [step.record for step in view.kept.newest(answers.RECENT_STEPS)]
-        unheard_s = time.monotonic() - view.observed_s
-        overlap = bool(view.series.info.max_staleness)
-        return answers.open_step(view.snapshot, closed, view.series.opened, unheard_s, overlap=overlap)
+        ages = answers.Ages(view.age_s, view.unheard_s)
+        staleness = view.series.info.max_staleness or 0
+        return answers.open_step(view.snapshot, closed, view.series.opened, ages, max_staleness=staleness)
 
     async def _failures(self, _: Request) -> Response:
         counts = self._view.failures
@@ -172,7 +171,7 @@ class RunApi:
 
     async def _service(self, _: Request) -> Response:
         view = self._view
-        now = view.snapshot.time + time.monotonic() - view.observed_s
+        now = view.snapshot.time + view.age_s
         return _json({"run": self._run} | view.service.summary(now) | {"judges": answers.judges(view.snapshot)})
 
     async def _healthz(self, _: Request) -> Response:

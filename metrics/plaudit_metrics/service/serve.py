@@ -136,6 +136,7 @@ class _SnapshotTaker:
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             try:
+                self._view.asked()
                 await self._client.ping()
                 self._view.heard()
                 self._view.observe(await take_snapshot(self._client, self._keys))

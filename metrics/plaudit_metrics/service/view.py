@@ -30,8 +30,11 @@ class RunView:
         self.kept = kept
         self.collector = Collector(kept)
         self.snapshot = RunSnapshot()
-        self.observed_s = time.monotonic()
-        """When Redis responded last (monotonic)."""
+        self._heard_s = time.monotonic()
+        self._asked_s: float | None = None
+        """When the oldest question was asked to which Redis has not responded (monotonic)."""
+        self._outage = (0.0, 0.0)
+        """Seconds of the newest outage of Redis, and when it ended (monotonic)."""
         self.queues = QueueHistory()
         self.failures = FailureCounts()
         """Of the samples that ended since the newest step closed."""
@@ -85,18 +88,39 @@ class RunView:
         else:
             self.series.restore_steps([closed.record])
 
+    def asked(self) -> None:
+        """Record that Redis is asked whether it responds."""
+        if self._asked_s is None:
+            self._asked_s = time.monotonic()
+
     def heard(self) -> None:
         """Record that Redis responded; a whole snapshot of a slow one takes seconds."""
-        self.observed_s = time.monotonic()
+        self._heard_s = time.monotonic()
+        if self.unheard_s > _OUTAGE_S:
+            self._outage = (self.unheard_s, self._heard_s)
+        self._asked_s = None
+
+    @property
+    def unheard_s(self) -> float:
+        """Return for how long Redis has not responded to a question; 0 while none is open."""
+        return 0.0 if self._asked_s is None else time.monotonic() - self._asked_s
+
+    @property
+    def age_s(self) -> float:
+        """Return the seconds since the newest snapshot."""
+        return time.monotonic() - (self.snapshot.taken or self._heard_s)
 
     def observe(self, snapshot: RunSnapshot) -> None:
         """Add a new snapshot of streams, workers and Redis."""
+        outage_s, ended_s = self._outage
+        snapshot = snapshot.without_outage(outage_s, time.monotonic() - ended_s)
         self.snapshot = snapshot
         self.heard()
         self.queues.add(snapshot)
         self.series.show_snapshot(snapshot)
 
 
+_OUTAGE_S = 1.0
 _KEPT = 10_000
 _MINUTES = 60
 _LISTED = 20

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 from plaudit_wire.messages import Announcement, RecordError, decode
 from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.records import LIVE_WITHIN_S, VALIDATES, EngineStatus, ScorerWork, WorkerRecord
+from plaudit_wire.redis import Lateness
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,10 @@ class RunSnapshot:
     """(role, state) → live processes; state is busy, idle or starting."""
     worker_records: tuple[WorkerRecord, ...] = ()
     silent: tuple[tuple[WorkerRecord, float], ...] = ()
-    """Processes whose heartbeat is overdue, and which hold work: with the entries that they still hold as ``busy``, and
-    the seconds since."""
+    """Processes whose heartbeat is overdue, and for which somebody waits: with the entries that they still hold as
+    ``busy``, and the seconds since."""
+    all_silent_s: float = 0.0
+    """Seconds since the newest heartbeat of any process of the run; 0 without one."""
     reply_s: float = 0.0
     """Seconds until Redis replied to this service: the fastest of some replies."""
     judge_requests: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -81,6 +84,12 @@ class RunSnapshot:
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     aof_ok: bool = True
+
+    def without_outage(self, outage_s: float, ended_s: float) -> RunSnapshot:
+        """Return the snapshot without silences that an outage of Redis, which ended ``ended_s`` ago, explains."""
+        unexplained = ((silent_s > ended_s) * outage_s + SILENT_AFTER_S for _, silent_s in self.silent)
+        silent = tuple(each for each, least_s in zip(self.silent, unexplained, strict=True) if each[1] > least_s)
+        return self if silent == self.silent else replace(self, silent=silent)
 
     def clock_set_s(self, before: RunSnapshot | None) -> float:
         """Return by how many seconds Redis's clock was set since an earlier snapshot; less than a second is none."""
@@ -183,7 +192,8 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         dead_letters=_counters(counters, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
-        silent=tuple(_silent(heard, sum(holders, Counter()))),
+        all_silent_s=max(min((silent_s for _, silent_s in heard), default=0.0), 0.0),
+        silent=tuple(_silent(heard, sum(holders, Counter()), is_awaited=found[_READY][0].undelivered > 0)),
         judge_requests=requests,
         judge_tokens=tokens,
         cache_reads={
@@ -210,8 +220,9 @@ async def _values(client: Redis, keys: Names) -> tuple[dict[str, str], dict[str,
 async def _reply(client: Redis) -> tuple[float, float]:
     """Return Redis's clock (seconds since the epoch), and the seconds until it replied."""
     asked = time.monotonic()
-    seconds, microseconds = await client.time()
-    return float(seconds) + microseconds / 1e6, time.monotonic() - asked
+    with Lateness() as late:
+        seconds, microseconds = await client.time()
+    return float(seconds) + microseconds / 1e6, max(time.monotonic() - asked - late.seconds, 0.0)
 
 
 async def _replies(client: Redis) -> list[float]:
@@ -252,15 +263,14 @@ def _age_s(entry_id: bytes | str, now: float) -> float:
     return max(now - milliseconds / 1000, 0.0)
 
 
-_SILENT_AFTER_S = 8.0
+SILENT_AFTER_S = 8.0
 """A heartbeat comes every five seconds."""
-_SILENT_WITHIN_S = 120.0
-"""Others have taken over its work by then."""
+_READY = list(CONSUMER_GROUPS).index("ready")
 
 
 async def _heard_workers(client: Redis, keys: Names, now: float) -> list[tuple[WorkerRecord, float]]:
-    """Return the processes of the newest heartbeats, with the seconds since."""
-    heard: Any = await client.zrangebyscore(keys.workers, now - _SILENT_WITHIN_S, "+inf", withscores=True)
+    """Return the processes that sent a heartbeat in the last ten minutes, with the seconds since the newest."""
+    heard: Any = await client.zrangebyscore(keys.workers, "-inf", "+inf", withscores=True)
     if not heard:
         return []
     encoded: Any = await client.hmget(keys.worker_records, [name for name, _ in heard])
@@ -268,10 +278,20 @@ async def _heard_workers(client: Redis, keys: Names, now: float) -> list[tuple[W
     return [(record, now - at) for record, (_, at) in zip(records, heard, strict=True) if record is not None]
 
 
-def _silent(heard: list[tuple[WorkerRecord, float]], held: Counter[str]) -> Iterator[tuple[WorkerRecord, float]]:
-    """Yield the silent processes for which somebody waits: what they held is with others once it was taken over."""
+def _silent(
+    heard: list[tuple[WorkerRecord, float]], held: Counter[str], *, is_awaited: bool
+) -> Iterator[tuple[WorkerRecord, float]]:
+    """Yield the silent processes for which somebody waits: what they held is with others once it was taken over.
+
+    Args:
+        is_awaited: scored groups wait for the trainer.
+    """
+    newest_s = min((silent_s for worker, silent_s in heard if worker.role == "trainer"), default=0.0)
     for worker, silent_s in heard:
-        if silent_s > _SILENT_AFTER_S and (held[worker.worker] or worker.doing):
+        holds = held[worker.worker] > 0
+        if worker.role == "trainer":  # an earlier one has a successor
+            holds = (holds or is_awaited or bool(worker.doing)) and silent_s == newest_s
+        if silent_s > SILENT_AFTER_S and holds:
             yield msgspec.structs.replace(worker, busy=held[worker.worker]), silent_s
 
 

@@ -77,6 +77,8 @@ def surviving(records: Iterable[StepRecord]) -> list[StepRecord]:
 
 
 ENDING_FILE = "ended.json"
+VALIDATION_FIRST = 0
+"""The number of the step that holds the validation before the first one; it trains nothing and has no length."""
 
 
 class RunEnding(msgspec.Struct, frozen=True):

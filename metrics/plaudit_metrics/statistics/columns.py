@@ -191,6 +191,11 @@ class ScorerColumns:
     extras: dict[str, ExtraFigures]
     """Name of a numeric extra → its figures over the samples that have it."""
 
+    @property
+    def work_s(self) -> Floats:
+        """Return the seconds that it held each sample, waits for limits excluded."""
+        return self.retry_s + self.wait_s + self.call_s
+
 
 class ExtraFigures(NamedTuple):
     """Hold the figures of a numeric extra of a scorer."""

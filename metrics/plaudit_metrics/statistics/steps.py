@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -303,12 +303,36 @@ def _count_outcomes(outcomes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -
     return dict(zip(OUTCOMES, counts.astype(float).tolist(), strict=True))
 
 
+_MOMENTS = 512
+"""In so many steps of time it is looked which scorer is behind the others."""
+
+
+def _behind(work_s: Mapping[str, Floats]) -> dict[str, float]:
+    """Return for how long most unfinished calls were those of each scorer, if all calls had begun at once.
+
+    A step waits for the scorer with the largest figure: its usual calls are the slowest, or a few of them by far. Of
+    equally many calls those of the scorer whose slowest takes longest count. Among fewer than two scorers there is no
+    figure.
+    """
+    names = sorted(work_s, key=lambda name: -work_s[name].max())
+    longest_s = float(work_s[names[0]].max()) if len(names) > 1 else 0.0
+    if longest_s <= 0:
+        return {}
+    moments = (np.arange(_MOMENTS) + 0.5) * longest_s / _MOMENTS
+    unfinished = [len(work_s[name]) - np.searchsorted(np.sort(work_s[name]), moments) for name in names]
+    last = np.bincount(np.argmax(unfinished, axis=0), minlength=len(names))
+    return {name: count * longest_s / _MOMENTS for name, count in zip(names, last.tolist(), strict=True)}
+
+
 def _scorers(columns: SampleColumns) -> dict[str, float]:
     statistics: dict[str, float] = {}
+    behind_s = _behind({name: scorer.work_s for name, scorer in columns.scorers.items()})
     for name, scorer in sorted(columns.scorers.items()):
         key = f"{_PIPELINE}/scorer/{name}"
-        for seconds in ("call_s", "limiter_s", "retry_s", "wait_s"):
+        for seconds in ("call_s", "limiter_s", "retry_s", "wait_s", "work_s"):
             statistics |= distribution(f"{key}/{seconds}", getattr(scorer, seconds))
+        if name in behind_s:
+            statistics[f"{key}/behind_s"] = behind_s[name]
         if scorer.throttled_s.any():
             statistics |= distribution(f"{key}/throttled_s", scorer.throttled_s)
         for extra, figures in scorer.extras.items():

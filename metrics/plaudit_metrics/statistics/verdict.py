@@ -311,6 +311,7 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
         return _CLOCK_WAS_SET
     details = {"reward": _slowest_scorer, "generation": _of_generation, "tools": _slowest_tool}
     details |= {"reward-queue": _taken_over, "straggler": _last_of_all, "sandboxes": _slowest_of_machines}
+    details |= {"limiter": _most_limited, "endpoint": _most_limited}
     more = details[name](statistics) if name in details else ""
     return " ".join(filter(None, (_EXPLANATIONS.get(name, ""), more)))
 
@@ -414,18 +415,19 @@ def _slowest_tool(statistics: Mapping[str, float]) -> str:
 
 
 def _slowest_scorer(statistics: Mapping[str, float]) -> str:
-    """Return sentences on the scorer that held its samples longest, and on what was most of it, if not its calls.
+    """Return sentences on the scorer for which the step waited, and on what was most of it, if not its calls.
 
     A sample waits for the scorer that ends last, however many others wait for their processes meanwhile.
     """
     held = {found[1]: _held(statistics, found[1]) for key in statistics if (found := _CALL_KEY.fullmatch(key))}
     if not held:
         return ""
-    scorer = max(held, key=lambda name: held[name].slow_s)
+    scorer = max(held, key=lambda name: (held[name].behind_s, held[name].slow_s))
     slowest, all_s = held[scorer], sum(each.all_s for each in held.values())
     share = f", {slowest.all_s / all_s:.0%} of the seconds of all scorers" if all_s > 0 else ""
     times = f"{slowest.median_s:.2f} s at the median, {slowest.slow_s:.2f} s at the 95th percentile"
-    sentence = f"The slowest is {scorer}: {times}{share}."
+    most = f", {slowest.most_s:.2f} s at most" if slowest.most_s > 2 * slowest.slow_s else ""
+    sentence = f"The slowest is {scorer}: {times}{most}{share}."
     if slowest.retry_s > slowest.wait_s + slowest.call_s:
         return f"{sentence} {_of_retries(statistics, scorer, 'mean')}"
     if slowest.wait_s <= slowest.call_s:
@@ -436,14 +438,40 @@ def _slowest_scorer(statistics: Mapping[str, float]) -> str:
     )
 
 
+def _most_limited(statistics: Mapping[str, float]) -> str:
+    """Return a sentence on the scorer that waited longest for its limits."""
+    limited = _of_each_scorer(statistics, "limiter_s/p95")
+    scorer = max(limited, key=lambda name: limited[name], default="")
+    if not limited.get(scorer, 0.0):
+        return ""
+    median_s = statistics.get(f"reward_pipeline/scorer/{scorer}/limiter_s/p50", limited[scorer])
+    return (
+        f"It is {scorer} that waited: {median_s:.2f} s at the median, {limited[scorer]:.2f} s at the 95th percentile."
+    )
+
+
+def _of_each_scorer(statistics: Mapping[str, float], figure: str) -> dict[str, float]:
+    key = re.compile(f"reward_pipeline/scorer/(.+)/{figure}")
+    return {found[1]: value for name, value in statistics.items() if (found := key.fullmatch(name))}
+
+
 def _last_of_all(statistics: Mapping[str, float]) -> str:
-    """Return sentences on why a straggler is one, where its worker was lost, or failed attempts took half of it."""
-    key = re.compile(r"reward_pipeline/scorer/(.+)/retry_s/max")
-    retried = {found[1]: value for name, value in statistics.items() if (found := key.fullmatch(name))}
-    scorer = max(retried, key=lambda name: retried[name], default="")
+    """Return sentences on why a straggler is one, where its worker was lost, or a scorer took half of it or more."""
     half_s = HELD_SHARE * statistics.get("straggler_s", math.inf)
-    failed = _of_retries(statistics, scorer, "max") if retried.get(scorer, 0.0) >= half_s else ""
-    return " ".join(filter(None, (_taken_over(statistics), failed)))
+    retried = _of_each_scorer(statistics, "retry_s/max")
+    scorer = max(retried, key=lambda name: retried[name], default="")
+    if retried.get(scorer, 0.0) >= half_s:
+        return " ".join(filter(None, (_taken_over(statistics), _of_retries(statistics, scorer, "max"))))
+    beyond = {
+        name: most_s - statistics.get(f"reward_pipeline/scorer/{name}/work_s/p50", most_s)
+        for name, most_s in _of_each_scorer(statistics, "work_s/max").items()
+    }
+    scorer = max(beyond, key=lambda name: beyond[name], default="")
+    slowest = ""
+    if beyond.get(scorer, 0.0) >= half_s:
+        most_s = statistics[f"reward_pipeline/scorer/{scorer}/work_s/max"]
+        slowest = f"Its scorer {scorer} took {most_s:.2f} s, {most_s - beyond[scorer]:.2f} s at the median."
+    return " ".join(filter(None, (_taken_over(statistics), slowest)))
 
 
 class _Held(NamedTuple):
@@ -455,6 +483,9 @@ class _Held(NamedTuple):
     median_s: float
     slow_s: float
     """At the 95th percentile."""
+    most_s: float
+    behind_s: float
+    """While most unfinished calls were its; 0 where that is unknown."""
     all_s: float
     """Over all samples."""
 
@@ -464,11 +495,15 @@ def _held(statistics: Mapping[str, float], scorer: str) -> _Held:
     calls = sum(statistics.get(f"{key}/outcome/{outcome}", 0.0) for outcome in OUTCOMES)
     retry_s, wait_s, call_s = (statistics.get(f"{key}/{part}_s/mean", 0.0) for part in ("retry", "wait", "call"))
     parts = {"retry": retry_s, "wait": wait_s, "call": call_s}
-    median_s, slow_s = (
-        sum(statistics.get(f"{key}/{part}_s/{place}", mean_s) for part, mean_s in parts.items())
-        for place in ("p50", "p95")
+    median_s, slow_s, most_s = (
+        statistics.get(
+            f"{key}/work_s/{place}",  # absent in records of earlier releases
+            sum(statistics.get(f"{key}/{part}_s/{place}", mean_s) for part, mean_s in parts.items()),
+        )
+        for place in ("p50", "p95", "max")
     )
-    return _Held(retry_s, wait_s, call_s, median_s, slow_s, sum(parts.values()) * calls)
+    behind_s = statistics.get(f"{key}/behind_s", 0.0)
+    return _Held(retry_s, wait_s, call_s, median_s, slow_s, most_s, behind_s, sum(parts.values()) * calls)
 
 
 class VerdictRule(msgspec.Struct, frozen=True):

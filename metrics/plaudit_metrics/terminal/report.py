@@ -5,7 +5,8 @@ browser to fetch anything. It also works for a run that continues or was cut sho
 the stored samples as many as one file can hold.
 
 Its data is compressed in parts, of which the browser unpacks those that it shows: a run of thousands of steps opens as
-fast as one of ten. Of a step the overview has what its charts draw, the step's own part every figure.
+fast as one of ten. Of a step the overview has what its charts draw, the step's own part every figure; of older steps it
+has what its view shows, since twenty scorers have 800 figures a step.
 """
 
 from __future__ import annotations
@@ -45,8 +46,14 @@ from plaudit_wire.records import StepRecord
 MOST_STEPS = 5000
 """The newest steps that a report contains."""
 _STEPS_OF_A_PART = 50
-_DIGITS = 6
-"""Of a figure: no chart and no table shows more, and the others cannot be compressed."""
+_DIGITS = 4
+"""Of a figure, or as many as a whole number has: no chart and no table shows more, and others cannot be compressed."""
+_WITH_EVERY_FIGURE = 500
+_ABRIDGED = re.compile(
+    r"reward_pipeline/scorer/.+/((wait|work|throttled)_s/.+|(call|limiter|retry)_s/(p99|max|mean)|(limiter|retry)_s/p50"
+    r"|behind_s|extra/.+)|reward_pipeline/(tool|sandbox)/.+_s/(p99|max|mean)"
+)
+"""Figures of older steps that are left out: no view shows them but the table of all."""
 _CHARTED = re.compile(
     r"step|incarnation|opened|closed|num_samples|verdict|trainer_wait_s|exposed_reward_s|reward/(mean|std)"
     r"|wait/\w+_s|val/.+/reward|drift/.+/value(_low|_high)?|reward_pipeline/(masked_share|sandbox/cpu_hours|staleness/.+|outcome/.+|scorer/.+/value/mean)"
@@ -92,8 +99,20 @@ def report(run_folder: Path, run: str) -> str:
 
 def _rounded(record: StepRecord) -> StepRecord:
     """Return the step with figures of so many digits as are shown."""
-    figures = {key: float(f"{value:.{_DIGITS}g}") for key, value in record.statistics.items()}
+    figures = {key: _shortened(value) for key, value in record.statistics.items()}
     return msgspec.structs.replace(record, statistics=figures, waits=[])
+
+
+def _shortened(value: float) -> float:
+    return float(round(value)) if abs(value) >= 10**_DIGITS else float(f"{value:.{_DIGITS}g}")
+
+
+def _detailed(step: ClosedStep, *, whole: bool) -> dict[str, Any]:
+    """Return all about a step, or all but the figures that only the table of all shows."""
+    everything = step_detail(step)
+    if whole or not any(map(_ABRIDGED.fullmatch, everything)):
+        return everything
+    return {key: value for key, value in everything.items() if not _ABRIDGED.fullmatch(key)} | {"abridged": True}
 
 
 def _charted(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,16 +123,17 @@ def _parts_of_steps(run_folder: Path, steps: Sequence[ClosedStep]) -> Iterator[d
     """Return the API's responses about the steps, some steps a part; and each timeline as a part of its own."""
     for first in range(0, len(steps), _STEPS_OF_A_PART):
         some = steps[first : first + _STEPS_OF_A_PART]
-        yield {f"steps/{step.record.step}": step_detail(step) for step in some}
+        whole = len(steps) - first <= _WITH_EVERY_FIGURE
+        yield {f"steps/{step.record.step}": _detailed(step, whole=whole) for step in some}
     for age, step in enumerate(reversed(steps[-_WITH_SAMPLES:])):
-        whole = _stored(run_folder, step.record)
-        if whole is None:
+        stored = _stored(run_folder, step.record)
+        if stored is None:
             continue
-        path, groups = f"steps/{step.record.step}", {group.group: group for group in whole.groups}
-        known = ClosedStep(step.record, slowest=slowest_samples(whole.samples, _SLOWEST), groups=groups)
+        path, groups = f"steps/{step.record.step}", {group.group: group for group in stored.groups}
+        known = ClosedStep(step.record, slowest=slowest_samples(stored.samples, _SLOWEST), groups=groups)
         yield {f"{path}/samples": {"samples": sample_details(known, _SLOWEST)}}
         if age < _WITH_TIMELINE:
-            yield {f"{path}/trace": step_timeline(known, whole.samples, whole.groups, _DRAWN)}
+            yield {f"{path}/trace": step_timeline(known, stored.samples, stored.groups, _DRAWN)}
 
 
 def _stored(run_folder: Path, record: StepRecord) -> StepSamples | None:

@@ -372,8 +372,8 @@ def test_work_in_flight_is_shown_by_stage_with_its_age(make_site: Callable[[Sequ
     site.redis.hset(site.keys.worker_records, hanging.worker, msgspec.msgpack.encode(hanging))
     tab.open(site.url)
     rows = "[...document.querySelectorAll('[aria-label=\"In flight now\"] tbody tr')].map((row) => row.innerText)"
-    tab.until(f"{rows}.some((row) => /scorer judge.*5.*90/.test(row.replaceAll('\\t', ' ')))")
-    tab.until(f"{rows}.some((row) => /^samples . reward workers.2.*1/.test(row))")
+    tab.until(f"{rows}.some((row) => /scorer judge 0 5 oldest 90/.test(row.replace(/\\s+/g, ' ')))")
+    tab.until(f"{rows}.some((row) => /^samples . reward workers 2 oldest .* 1 oldest/.test(row.replace(/\\s+/g, ' ')))")
     assert tab.complaints == []
 
 

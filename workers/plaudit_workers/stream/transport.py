@@ -26,6 +26,7 @@ from plaudit_wire.records import LIVE_WITHIN_S, WorkerRecord
 from plaudit_wire.redis import (
     NEEDED_PERMISSIONS,
     OUTAGE,
+    Lateness,
     LibraryMissingError,
     Outages,
     PassingRefusalError,
@@ -48,7 +49,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _COMMAND_TIMEOUT_S = 5.0
 _BLOCKING_TIMEOUT_S = 10.0
 _REPLIES = 2
-"""Of heartbeats; a reply is late too when this process was busy."""
+"""Of heartbeats: a single reply is late too after a pause of Redis, and when this process starts."""
 _MEMORY_ASKED_EVERY_S = 1.0
 _TRY_AGAIN_S = 0.5
 
@@ -179,10 +180,11 @@ class Transport:
 
     async def beat(self, record: WorkerRecord) -> None:
         """Record that this process is alive, and how fast Redis replied to it; to be repeated every 5 s."""
-        reply_s = min(self._replies_s, default=0.0)
+        reply_s = min(self._replies_s) if len(self._replies_s) == _REPLIES else 0.0
         asked = time.monotonic()
-        await self.scripts.run(beat(msgspec.structs.replace(record, reply_s=reply_s)))
-        self._replies_s.append(time.monotonic() - asked)
+        with Lateness() as late:
+            await self.scripts.run(beat(msgspec.structs.replace(record, reply_s=reply_s)))
+        self._replies_s.append(max(time.monotonic() - asked - late.seconds, 0.0))
 
     async def workers(self) -> list[WorkerRecord]:
         """Return the processes whose last heartbeat is at most ``LIVE_WITHIN_S`` old."""

@@ -214,7 +214,8 @@ class Conductor:
         if self._writing is not None:
             await self._writing
         if step is not None or self._saved_step != self._state.version.number:
-            path = await self._records.checkpoint(step, report)
+            with self._state.at_work("saves a checkpoint"):
+                path = await self._records.checkpoint(step, report)
             self._saved_step = self._state.version.number
             self._background.start(self._records.await_checkpoint(path))
 

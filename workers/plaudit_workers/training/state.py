@@ -23,6 +23,7 @@ from plaudit_job.spec.rljob import RLJob, SandboxesSpec
 from plaudit_job.spec.rollout import SamplingSpec, ValidationSamplingSpec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion, Sampling
+from plaudit_wire.redis import Lateness
 from plaudit_workers.data_facts import DataFacts
 from plaudit_workers.files import whole_file
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams
@@ -323,6 +324,8 @@ class _Exchange:
     """The server's clock less this host's monotonic one; the reply counts for the middle of the round trip."""
     asked: float
     """When the question was sent (monotonic)."""
+    reply_s: float
+    """Seconds until the reply, without those in which this process woke up late."""
 
     def contradicts(self, other: _Exchange) -> bool:
         """Return True if both can be right only when one of the clocks was set between them."""
@@ -386,14 +389,16 @@ class ServerClock:
     async def _exchange(self) -> _Exchange:
         asked = time.monotonic()
         self._unanswered_since = self._unanswered_since or asked  # a question that failed is still unanswered
-        server_s = await self._ask()
+        with Lateness() as late:
+            server_s = await self._ask()
         replied = time.monotonic()
         # Not until the reply was read: this process may have been busy, while Redis had answered at once.
         answered = min(server_s - self._offset_at(replied), replied)
         if answered - self._unanswered_since > _OUTAGE_S:
             self._outages.append((self._unanswered_since, answered))
         self._unanswered_since = None
-        return _Exchange(replied - asked, server_s - (asked + replied) / 2, asked)
+        reply_s = max(replied - asked - late.seconds, 0.0)
+        return _Exchange(replied - asked, server_s - (asked + replied) / 2, asked, reply_s)
 
     def outages(self, since: float) -> list[tuple[float, float]]:
         """Return when the server did not answer for over a second: stretches of its clock that end after ``since``."""
@@ -411,8 +416,8 @@ class ServerClock:
         """
         asked_after = since - self._offset_at(time.monotonic())
         num_replies = max(_FEWEST_REPLIES, sum(each.asked >= asked_after for each in self._exchanges))
-        trips_s = sorted(each.trip_s for each in list(self._exchanges)[-num_replies:])
-        return trips_s[len(trips_s) // 4]
+        replies_s = sorted(each.reply_s for each in list(self._exchanges)[-num_replies:])
+        return replies_s[len(replies_s) // 4]
 
     def settle(self) -> float:
         """Follow a Redis whose clock was set. Call it where no duration runs.

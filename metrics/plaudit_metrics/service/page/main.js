@@ -83,7 +83,7 @@ function showNews({ queues, unscored, service, away }) {
   state.looks.push(...queues.looks);
   const oldest = (state.looks.at(-1)?.time ?? 0) - HOUR_S;
   state.looks = state.looks.filter((look) => look.time >= oldest);
-  overview.showQueues(state.looks, queues.workers, away);
+  overview.showQueues(state.looks, queues.workers, { away, isService: service !== null });
 }
 
 function tell({ state: connection, text }) {

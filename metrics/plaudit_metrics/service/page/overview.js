@@ -15,6 +15,8 @@ const CHOICES = [30, 60, 150, 500];
 const SLOWEST = 10;
 const MOST_LINES = LINES.length;
 const MOST_ROWS = 200;
+/** Queues that a scoring service does not have. */
+const OF_TRAINING = ["prompts", "ready"];
 const NO_FIGURES = "No step has closed: there are no figures.";
 
 export class Overview {
@@ -96,7 +98,7 @@ export class Overview {
     this.empty.hidden = steps.length > 0;
     if (steps.length === 0) return;
     const opened = this.verdict.firstChild === null ? report !== null : this.verdict.querySelector("details[open]") !== null;
-    this.verdict.replaceChildren(verdictPanel(newest, { recent: verdict, reasoned: opened }));
+    this.verdict.replaceChildren(...(newest.step === 0 ? [] : [verdictPanel(newest, { recent: verdict, reasoned: opened })])); // step 0 is a validation
     for (const chart of [this.time, this.reward, this.staleness, this.outcomes]) chart.update(steps);
     for (const keyed of [this.values, this.validation, this.drift]) keyed.update(steps);
     this.scorersNote.textContent = `${counted(scorersOf(newest).length, "scorer")} of the newest step.`;
@@ -141,10 +143,10 @@ export class Overview {
   }
 
   /** Shows the looks at the queues, oldest first, and the workers of now. */
-  showQueues(looks, workers, away) {
+  showQueues(looks, workers, { away, isService }) {
     this.depth.update(looks);
     this.age.update(looks);
-    renew(this.inFlight, away ? unknown("what is in work") : inFlightTable(looks.at(-1)?.streams ?? {}, workers));
+    renew(this.inFlight, away ? unknown("what is in work") : inFlightTable(looks.at(-1)?.streams ?? {}, workers, isService));
     renew(this.workers, away ? unknown("which processes live") : workersTable(workers));
   }
 
@@ -259,29 +261,29 @@ function unknown(what) {
   return element("p", { class: "empty" }, `Redis does not respond: nobody knows ${what}.`);
 }
 
-/** One row for each stream, and one for each scorer with the calls that have not ended. */
-function inFlightTable(streams, workers) {
-  const rows = QUEUES.filter((queue) => streams[queue.key]).map((queue) => {
+/** One row for each stream that the run has, and one for each scorer with the calls that have not ended. */
+function inFlightTable(streams, workers, isService) {
+  const rows = QUEUES.filter((queue) => streams[queue.key] && !(isService && OF_TRAINING.includes(queue.key))).map((queue) => {
     const { undelivered, in_flight: inWork, oldest_undelivered_s: waits, oldest_in_flight_s: works } = streams[queue.key];
-    return { label: queue.label, color: queue.color, waiting: figure(undelivered), waits: undelivered > 0 ? seconds(waits) : "–", inWork, works };
+    return { label: queue.label, color: queue.color, waiting: undelivered, waits, inWork, works };
   });
   const scorers = new Map();
   for (const worker of workers) {
     for (const [name, work] of Object.entries(worker.scorers ?? {})) {
-      const { inWork = 0, works = 0 } = scorers.get(name) ?? {};
-      scorers.set(name, { inWork: inWork + work.in_flight, works: Math.max(works, work.oldest_s) });
+      const { waiting = 0, inWork = 0, works = 0 } = scorers.get(name) ?? {};
+      const held = work.waiting ?? 0;
+      scorers.set(name, { waiting: waiting + held, inWork: inWork + work.in_flight - held, works: Math.max(works, work.oldest_s) });
     }
   }
   const machines = machinesOf(workers);
   if (machines !== null) rows.push({ label: "machines of samples", color: "--sandboxes", works: null, ...machines });
-  for (const [name, work] of scorers) rows.push({ label: `scorer ${name}`, color: "--score", waiting: "–", waits: "–", ...work });
+  for (const [name, work] of scorers) rows.push({ label: `scorer ${name}`, color: "--score", waits: null, ...work });
+  const aged = (count, age) => element("span", {}, figure(count), count > 0 && age !== null ? element("small", {}, `oldest ${seconds(age)}`) : null);
   return table("In flight now", [
     { label: "Stage", cell: (row) => element("span", {}, swatch(row.color), row.label) },
-    { label: "Waiting", number: true, cell: (row) => row.waiting },
-    { label: "Oldest", number: true, cell: (row) => row.waits },
-    { label: "In work", number: true, cell: (row) => figure(row.inWork) },
-    { label: "Oldest in work", number: true, cell: (row) => (row.inWork > 0 && row.works !== null ? seconds(row.works) : "–") },
-  ], rows);
+    { label: "Waiting", number: true, cell: (row) => aged(row.waiting, row.waits) },
+    { label: "In work", number: true, cell: (row) => aged(row.inWork, row.works) },
+  ], rows, "flight");
 }
 
 /** Those that wait for a place for their machine, and the machines that there are; null in a job without. */
@@ -293,7 +295,7 @@ function machinesOf(workers) {
   const waiting = sum(rollouts, "waiting");
   const oldest = Math.max(0, ...rollouts.map((work) => work.oldest_wait_s ?? 0));
   const inWork = Math.max(sum(trainer, "held"), sum(rollouts, "held") + sum(rollouts, "starting"));
-  return { waiting: figure(waiting), waits: waiting > 0 ? seconds(oldest) : "–", inWork };
+  return { waiting, waits: oldest, inWork };
 }
 
 /** How the run ended; nothing while it goes on, or when it is done. */
@@ -316,7 +318,7 @@ function doing(worker) {
     const machines = [waiting && `${waiting} for a place for a machine`, starting && `${starting} for a machine to start`].filter(Boolean);
     return `${counted(worker.in_agents, "sample")} in tools${machines.length ? `, of which wait ${machines.join(", ")}` : ""}`;
   }
-  return worker.busy > 0 ? "" : { trainer: "waits for groups", rollout: "waits for prompts", reward: "waits for samples" }[worker.role] ?? "";
+  return (worker.busy > 0 ? { rollout: "generates", reward: "scores" } : { trainer: "waits for groups", rollout: "waits for prompts", reward: "waits for samples" })[worker.role] ?? "";
 }
 
 const STARTING = {

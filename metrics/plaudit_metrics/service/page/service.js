@@ -10,7 +10,7 @@ const MINUTE = { label: "At", value: (minute) => minute.time, words: clock, time
 export class ServiceView {
   constructor() {
     this.rate = new Chart({
-      title: "Samples a minute", note: "Of the last hour.", kind: "bars", x: MINUTE, unit: "figure", least: 4,
+      title: "Samples a minute", note: "Of the last hour. The newest minute is not over.", kind: "bars", x: MINUTE, unit: "figure", least: 4,
       series: [
         { key: "scored", label: "scored", color: "--generation", value: (minute) => minute.scored },
         { key: "unscored", label: "without a score", color: "--score", value: (minute) => minute.unscored },

@@ -38,7 +38,7 @@ export async function stepView(number) {
     section("Slowest samples", samples.length === 0 ? "" : "From admission to the trainer. Click a bar for details.", samples.length === 0 ? lacking() : samplesTable(samples)),
     report !== null && !stored?.samples.some((sample) => sample.step === number) ? null
       : element("p", { class: "note" }, element("a", { href: samplesAddress({ first_step: number, last_step: number }) }, `${report === null ? "All" : "Some"} stored samples of step ${number}`)),
-    section("Every figure", "The keys of docs/metrics.md.", details("Table", () => everyFigure(step)).node),
+    section("Every figure", `The keys of docs/metrics.md.${step.abridged ? " This report has all of them only for its newest steps; of this one it has those that are shown above." : ""}`, details("Table", () => everyFigure(step)).node),
   );
 }
 

@@ -20,6 +20,7 @@ from plaudit_metrics.service.series.collectors import UNTRACED, Labelled, Naming
 from plaudit_metrics.service.series.sample import SampleSeries
 from plaudit_metrics.service.series.snapshot import SnapshotSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot
+from plaudit_metrics.sources.steps import VALIDATION_FIRST
 from plaudit_metrics.statistics.audits import DRIFT_KEY, KEY
 from plaudit_metrics.statistics.integrity import (
     CORRELATION,
@@ -270,8 +271,6 @@ class StepSeries(Collector):
 
 
 TRACE_RESULTS = ("sent", "failed", "dropped")
-VALIDATION_FIRST = 0
-"""The number of the step that holds the validation before the first one; it trains nothing and has no length."""
 SERVICE = "service"
 """The schedule of a job without a trainer: it only scores, and closes no steps."""
 
@@ -317,7 +316,7 @@ class RunSeries(Collector):
         self._samples = SampleSeries(self.registry, latency_threshold_s, naming, has_steps=has_steps)
         self._steps = StepSeries(self.registry)
         self._snapshot = SnapshotSeries(self.registry, info.roles, has_steps=has_steps)
-        self._opened = self._trainer_started = 0.0
+        self._opened = self._step_opened = self._trainer_started = 0.0
         self._phase = "unknown"
         self._last_seen: RunSnapshot | None = None
         self.registry.register(self)
@@ -338,7 +337,7 @@ class RunSeries(Collector):
 
     def count_step(self, record: StepRecord, *, records_missing: int, slowest: SampleRecord | None = None) -> None:
         """Count a closed step; exemplars name its slowest sample."""
-        self._opened = max(self._opened, record.closed)
+        self._begin(record.closed)
         if record.step == VALIDATION_FIRST:
             return
         self._steps.count(record, records_missing=records_missing)
@@ -349,7 +348,7 @@ class RunSeries(Collector):
     def restore_steps(self, records: Iterable[StepRecord]) -> None:
         """Show the newest of the steps that were closed before this process started, oldest first."""
         for record in records:
-            self._opened = max(self._opened, record.closed)
+            self._begin(record.closed)
             if record.step != VALIDATION_FIRST:
                 self._steps.show(record)
                 self._samples.close_step(record)
@@ -357,6 +356,10 @@ class RunSeries(Collector):
     def show_audits(self, figures: Mapping[str, float]) -> None:
         """Show the figures of a service's auditors."""
         self._steps.show_audits(figures)
+
+    def _begin(self, moment: float) -> None:
+        """Let the open step begin: another one closed then, or a trainer started."""
+        self._opened, self._step_opened = max(self._opened, moment), max(self._step_opened, moment)
 
     def count_late(self, count: int) -> None:
         """Count records that arrived after their step was closed."""
@@ -375,7 +378,7 @@ class RunSeries(Collector):
         self._follow_clock(seen)
         if self._trainer_started < seen.trainer_started:
             self._trainer_started = seen.trainer_started
-            self._opened = max(self._opened, seen.trainer_started)
+            self._begin(seen.trainer_started)
         if scorers := seen.scorers:
             self._samples.know_scorers(scorers)
             self._samples.keep_scorers(scorers)
@@ -386,13 +389,15 @@ class RunSeries(Collector):
     def _follow_clock(self, seen: RunSnapshot) -> None:
         """Keep the age of the open step where Redis's clock was set. The trainer's stamps follow it later."""
         if self._opened and seen.time:
-            self._opened = min(self._opened + seen.clock_set_s(self._last_seen), seen.time)
+            set_by_s = seen.clock_set_s(self._last_seen)
+            self._opened = min(self._opened + set_by_s, seen.time)
+            self._step_opened = min(self._step_opened + set_by_s, seen.time)
         self._last_seen = seen
 
     @property
     def opened(self) -> float | None:
         """Return when the open step began (Redis's clock); None before a trainer has started."""
-        return self._opened or None
+        return self._step_opened or None
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families of the run itself as they are scraped."""
@@ -407,7 +412,7 @@ class RunSeries(Collector):
         yield gauge_family("plaudit_reward_latency_target", promised, (), {(): self._latency_target})
         yield gauge_family("plaudit_staleness_limit", "maxStaleness of the job", (), {(): info.max_staleness})
         began = "When the open step began: the newest close of a step or validation group, or the trainer's start"
-        yield gauge_family("plaudit_step_opened_timestamp_seconds", began, (), {(): self.opened})
+        yield gauge_family("plaudit_step_opened_timestamp_seconds", began, (), {(): self._opened or None})
         started = "When the live or newest trainer began to work"
         yield gauge_family(
             "plaudit_trainer_started_timestamp_seconds", started, (), {(): self._trainer_started or None}
