@@ -26,7 +26,7 @@ STEPS = 4
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize(
     ("generate_s", "score_s", "update_s", "truth"),
-    [(2.0, 0.02, 0.02, "generation"), (0.02, 2.0, 0.02, "reward"), (0.02, 0.02, 2.5, "trainer")],
+    [(0.8, 0.02, 0.02, "generation"), (0.02, 0.8, 0.02, "reward"), (0.02, 0.02, 1.0, "trainer")],
     ids=["slowed engine", "slowed scorer", "slowed update"],
 )
 async def test_the_verdict_names_the_part_that_was_slowed(
