@@ -46,23 +46,33 @@ _MODEL_ENDS = "_plaudit_model_ends"
 """Attribute of a tokenizer: the ends of sequences that its model's own files name."""
 TOOL_SELECTION = "tool_selection"
 """The key of ``extra_info`` with the names of the tools that a row may use."""
+_THOUGHT_MARKS = "_plaudit_thought_marks"
+"""Attribute of a tokenizer: the special tokens that open or close a thought, such as Magistral's ``[/THINK]``."""
 _CALL_SYNTAX = re.compile("tool|call|function|think|python|arg", re.IGNORECASE)
 
 
 def with_model_ends(tokenizer: Any, source: str, revision: str, *, only_here: bool = False) -> Any:
-    """Return the tokenizer, after it has learned which tokens the files of its model name as ends of sequences."""
+    """Return the tokenizer, with the tokens that the files of its model name as ends, and those that mark thoughts."""
     setattr(tokenizer, _MODEL_ENDS, _model_ends(source, revision, only_here))
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()  # vLLM's tokenizer for Mistral has none
+    marks = frozenset(number for number, token in added if token.special and "think" in token.content.lower())
+    setattr(tokenizer, _THOUGHT_MARKS, marks)
     return tokenizer
 
 
 def _model_ends(source: str, revision: str, only_here: bool) -> frozenset[int]:
-    """Return ``eos_token_id`` of the model's generation_config.json, else of its config.json, as vLLM reads them."""
+    """Return ``eos_token_id`` of the model's generation_config.json, else of its config.json, as vLLM reads them.
+
+    A config.json of several parts, such as Gemma 3's, names it in ``text_config``.
+    """
     for name in ("generation_config.json", "config.json"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # AttributeError: JSON that is no object
             path = cached_file(source, name, revision=revision, local_files_only=only_here)
-            ends = json.loads(Path(path or "").read_text(encoding="utf-8")).get("eos_token_id")
-            if ends is not None:
-                return frozenset(ends if isinstance(ends, list) else [ends])
+            config = json.loads(Path(path or "").read_text(encoding="utf-8"))
+            for part in (config, config.get("text_config") or {}):
+                ends = part.get("eos_token_id")
+                if ends is not None:
+                    return frozenset(ends if isinstance(ends, list) else [ends])
     return frozenset()
 
 
@@ -73,9 +83,16 @@ def engine_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def response_text(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Decode a response without special tokens, and without the token that ended it, which may be none of them."""
+    """Decode a response without special tokens, and without the token that ended it, which may be none of them.
+
+    Special tokens that mark a thought stay: without them the thought would be a part of the answer.
+    """
     own = ids[:-1] if ids and ids[-1] in engine_ends(tokenizer) else ids
-    return str(tokenizer.decode(own, skip_special_tokens=True))
+    marks: frozenset[int] = getattr(tokenizer, _THOUGHT_MARKS, frozenset())
+    if marks.isdisjoint(own):
+        return str(tokenizer.decode(own, skip_special_tokens=True))
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special} - marks
+    return str(tokenizer.decode([number for number in own if number not in special], skip_special_tokens=False))
 
 
 def turn_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -192,12 +192,19 @@ def _sampling(spec: Spec) -> Iterator[Problem]:
 def _agent(spec: Spec) -> Iterator[Problem]:
     agent = spec.rollout.agent
     names = list(spec.reward.environment_weights)
-    if names and agent.kind == "singleTurn":
+    if names and (
+        agent.kind == "singleTurn"
+        or (agent.kind == "tools" and agent.tools and all(tool.sandbox or tool.mcp for tool in agent.tools))
+    ):
+        giver, remedy = "environment", "Choose agent kind environment, tools, endpoint or custom"
+        if agent.kind == "tools":
+            giver = "tool of kind sandbox or mcp"
+            remedy = "Add a tool that returns a reward, choose scorer kind verifier for tests in the machine"
         yield Problem(
             "spec.rollout.agent.kind",
-            f"is singleTurn: no environment gives the reward that scorer {names[0]!r} (kind environment) passes on, so "
+            f"is {agent.kind}: no {giver} gives the reward that scorer {names[0]!r} (kind environment) passes on, so "
             "it would skip every sample",
-            "Choose agent kind environment, tools, endpoint or custom, or remove the scorer",
+            f"{remedy}, or remove the scorer",
             also=("spec.reward.scorers",),
         )
     used = agent.tools or agent.path or agent.url or agent.environment or agent.command

@@ -63,9 +63,9 @@ def same_node(given: Node, truth: Node) -> str | None:
 def same_family(given: Node, truth: Node) -> str | None:
     """Return why two integrals, or two families of angles, are equal but for the names of their constants, or None."""
     ours, theirs = _counted_turns(given), _counted_turns(truth)
-    added = _added_symbol(truth)
-    if added == "C" or (added == "c" and _added_symbol(given) == "C"):
-        ours, theirs = _added_symbol(given), added
+    constants = _added_symbol(given), _added_symbol(truth)
+    if "C" in constants:
+        ours, theirs = constants
     return same_node(renamed(given, ours, theirs), truth) if ours and theirs else None
 
 

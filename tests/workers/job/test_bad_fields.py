@@ -222,6 +222,14 @@ RULES: list[tuple[dict[str, Any], str]] = [
         " passes on, so it would skip every sample. Choose agent kind environment, tools, endpoint or custom",
     ),
     (
+        {
+            "reward.scorers": [{"name": "world", "kind": "environment"}],
+            "rollout.agent": {"kind": "tools", "toolParser": "hermes", "tools": [{"sandbox": "bash"}]},
+        },
+        "spec.rollout.agent.kind: is tools: no tool of kind sandbox or mcp gives the reward that scorer 'world' (kind "
+        "environment) passes on, so it would skip every sample. Add a tool that returns a reward",
+    ),
+    (
         {"rollout.agent": {"kind": "tools"}},
         "spec.rollout.agent.tools: is empty; kind tools requires it. List the tools: [{path: …, function: …}]",
     ),

@@ -194,11 +194,15 @@ def test_the_ends_that_the_models_files_name_end_turns_and_call_syntax_does_not(
     tokenizer.save_pretrained(tmp_path)
     done, call = tokenizer.convert_tokens_to_ids(["[done]", "</tool_call>"])
     written = tokenizer("1")["input_ids"]
-    for name, text in (("[done]", "1[done]"), ("", "1")):
-        if not name:
-            (tmp_path / "generation_config.json").write_text(
-                json.dumps({"eos_token_id": [tokenizer.eos_token_id, done]})
-            )
+    ends = {"eos_token_id": [tokenizer.eos_token_id, done]}
+    for name, config, text in (
+        ("config.json", {}, "1[done]"),
+        ("config.json", {"text_config": ends}, "1"),
+        ("config.json", ends, "1"),
+        ("generation_config.json", [], "1"),  # no object: config.json counts
+        ("generation_config.json", ends, "1"),
+    ):
+        (tmp_path / name).write_text(json.dumps(config))
         loaded = load_tokenizer(ModelSpec(source=str(tmp_path)))
         assert decoded_turn(loaded, [*written, done]) == text
         assert response_text(loaded, [*written, done]) == text
@@ -207,6 +211,13 @@ def test_the_ends_that_the_models_files_name_end_turns_and_call_syntax_does_not(
     assert decoded_turn(loaded, [*written, call]) == "1</tool_call>"
     found = ChatSuffix(ChatTemplate(loaded)).after_answer([{"role": "user", "content": "a1b"}], done)
     assert loaded.decode(found) == "\n<|im_start|>user\na1b<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_special_tokens_that_mark_a_thought_stay_in_the_response(tmp_path) -> None:
+    chat_tokenizer(special=[*SPECIAL, "[THINK]", "[/THINK]"]).save_pretrained(tmp_path)
+    loaded = load_tokenizer(ModelSpec(source=str(tmp_path)))
+    ids = loaded("[THINK]15<|im_start|>[/THINK]12<|im_end|>", add_special_tokens=False)["input_ids"]
+    assert response_text(loaded, ids) == "[THINK]15[/THINK]12"
 
 
 def test_a_template_whose_end_of_turn_does_not_end_the_engines_turn_is_reported() -> None:

@@ -220,7 +220,7 @@ spec:
     agent:
       kind: tools
       tools: [{mcp: {url: "http://search:8000/mcp", headers: {Authorization: "Bearer ${SEARCH_TOKEN}", X-Team: a}}}]
-  reward: {scorers: [{name: a, kind: environment}]}
+  reward: {scorers: [{name: a, kind: rule, rule: math}]}
   trainer: {}
 """
 
