@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +13,10 @@ from plaudit_metrics.statistics.audits import (
     AuditedGroup,
     AuditedSample,
     audit_figures,
+    auditor_reports,
+    divergence,
     group_figures,
     step_figures,
-    trend,
 )
 from plaudit_wire.records import ScorerRecord
 
@@ -37,14 +40,10 @@ def group_of(*pairs: tuple[float | None, float | None], name: str = "t-1-1.0", s
     )
 
 
-def first_alarm(story: str, steps: int, *, threshold: float = 0.01, **about: float) -> int | None:
-    """The first step after which the trend is below the threshold; looks at every second step, as the trainer might."""
-    figures = group_figures(audited_groups(STORIES[story], steps, **about), AUDITOR)
-    for step in range(2, steps + 1, 2):
-        found = trend([each for each in figures if each.step <= step])
-        if found is not None and found.diverges < threshold:
-            return step
-    return None
+def first_alarm(story: str, steps: int, **about: Any) -> int | None:
+    """The first step after which the reward's parting from the auditor is reported."""
+    (report,) = auditor_reports(audited_groups(STORIES[story], steps, **about), range(1, steps + 1), 1)
+    return report.diverged_at
 
 
 def test_the_gap_is_what_the_update_reinforces_in_the_auditors_units():
@@ -71,7 +70,7 @@ def test_without_audits_or_differences_there_are_no_figures():
     equal = audit_figures([group_of((1.0, 0.5), (1.0, 0.7))], AUDITOR)
     assert equal.gap is None
     assert equal.agreement is None
-    assert trend([]) is None
+    assert divergence([]) is None
 
 
 @given(PAIRS, st.floats(0.1, 10), st.floats(-5, 5))
@@ -94,9 +93,21 @@ def test_a_length_hack_from_step_80_is_found_within_seventy_steps(seed):
     assert 80 < alarm <= 150
 
 
-@pytest.mark.parametrize("story", ["healthy", "saturated", "drifting reward"])
+def test_a_hack_of_one_data_source_is_found_and_forgotten_when_the_source_no_longer_occurs():
+    code = (0.4, STORIES["length hack"])
+    alarm = first_alarm("healthy", 250, code=code)
+    assert alarm is not None
+    assert 80 < alarm <= 180
+    groups = audited_groups(STORIES["healthy"], alarm, code=code)
+    healthy = [group for group in audited_groups(STORIES["healthy"], alarm + 30) if group.step > alarm]
+    likely = [divergence(group_figures(each, AUDITOR)) for each in (groups, groups + healthy)]
+    assert likely[0] < 0.01 < likely[1]
+
+
+@pytest.mark.parametrize("story", ["healthy", "saturated", "drifting reward", "to the top"])
 def test_no_alarm_while_the_auditor_does_not_fall(story):
     assert first_alarm(story, 400, seed=1) is None
+    assert first_alarm(story, 200, seed=4, code=(0.4, STORIES[story])) is None
 
 
 def test_few_and_noisy_audits_raise_no_alarm():
@@ -106,7 +117,7 @@ def test_few_and_noisy_audits_raise_no_alarm():
 
 def test_an_auditor_that_fails_says_nothing():
     groups = audited_groups(STORIES["length hack"], 150, failed=1.0)
-    assert trend(group_figures(groups, AUDITOR)) is None
+    assert divergence(group_figures(groups, AUDITOR)) is None
     assert audit_figures(groups, AUDITOR).failed == sum(len(group.samples) for group in groups)
     assert first_alarm("healthy", 200, failed=0.6, seed=3) is None
 

@@ -268,7 +268,9 @@ class Run:
             'plaudit_scorer_recent_failed_low_ratio{scorer="judge"}': self.recent_low.share,
             'plaudit_limiter_recent_wait_seconds{judge="judge"}': None if late is None else 30.0 if throttled else 1.0,
             'plaudit_tool_recent_failed_ratio{tool="search"}': 0.6 if fault == "broken tool" else 0.02,
-            "plaudit_sandbox_recent_failed_low_ratio": 0.2 if fault == "machines fail" else 0.01,
+            "plaudit_sandbox_recent_failed_low_ratio": 0.2
+            if fault == "machines fail"
+            else 0.01,  # a judge that differs each time
             'plaudit_samples_total{outcome="scored"}': self.samples_ended + self._samples_of_open_step(),
         }
 
@@ -339,9 +341,11 @@ class Run:
             else 0.4,
             "plaudit_last_step_zero_variance_share": 1.0 if zero or fault in ("uniform", "equal rewards") else 0.3,
             "plaudit_last_step_truncated_share": 0.6 if fault in ("truncation", "equal and truncated") else 0.05,
-            'plaudit_scorer_drift{scorer="judge",statistic="mean"}': 0.2 if fault == "drift" else 0.02,
-            'plaudit_scorer_drift{scorer="judge",statistic="low"}': 0.1 if fault == "drift" else -0.05,
-            'plaudit_scorer_drift{scorer="judge",statistic="high"}': 0.3 if fault == "drift" else 0.09,
+            'plaudit_scorer_drift{scorer="judge",statistic="mean"}': 0.2 if fault == "drift" else 0.1,
+            'plaudit_scorer_drift{scorer="judge",statistic="low"}': 0.12
+            if fault == "drift"
+            else 0.01,  # a judge that differs each time
+            'plaudit_scorer_drift{scorer="judge",statistic="high"}': 0.28 if fault == "drift" else 0.19,
             'plaudit_audit_divergence_probability{scorer="honest"}': 0.002 if fault == "divergence" else 0.2,
             "plaudit_length_pays_share": 1.0 if fault == "length pays" or "long right" in self.cell.scenario else 0.1,
             "plaudit_last_step_response_tokens": 700.0 if fault == "length pays" else 400.0,

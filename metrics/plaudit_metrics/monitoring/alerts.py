@@ -259,8 +259,11 @@ _LEARNING = (
         "warning",
         "{{ $labels.run }}: scorer {{ $labels.scorer }} gives the same samples {{ $value | humanize }} more.",
         "Its judge, endpoint or model has changed behind its name: rewards of different steps cannot be compared.",
+        # An interval that ends at 0 would fire once in twenty for a judge that answers differently each time.
         '(plaudit_scorer_drift{statistic="mean"} and ignoring (statistic) (\n'
-        '  plaudit_scorer_drift{statistic="low"} > 0 or plaudit_scorer_drift{statistic="high"} < 0))\n'
+        '  plaudit_scorer_drift{statistic="low"} > ignoring (statistic) 0.5 * plaudit_scorer_drift{statistic="mean"}\n'
+        '  or plaudit_scorer_drift{statistic="high"} < ignoring (statistic) '
+        '0.5 * plaudit_scorer_drift{statistic="mean"}))\n'
         'and (abs(plaudit_scorer_drift{statistic="mean"})\n'
         "  > ignoring (scorer, statistic) group_left () (<scorerDrift> * max_over_time(plaudit_reward_std[1d])))",
         held="0m",

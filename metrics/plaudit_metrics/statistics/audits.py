@@ -94,6 +94,8 @@ class GroupFigures(msgspec.Struct, frozen=True):
     value: float
     reward: float
     gap: float
+    reward_gap: float
+    """The same difference in the reward's units."""
     agreement: float
 
 
@@ -145,7 +147,10 @@ def group_figures(groups: Iterable[AuditedGroup], auditor: str) -> list[GroupFig
 
 def _of_group(group: AuditedGroup, rewards: Floats, values: Floats) -> GroupFigures:
     above = rewards > rewards.mean() + _EQUAL
-    gap = float(values[above].mean() - values[~above].mean()) if above.any() and not above.all() else math.nan
+    differ = above.any() and not above.all()
+    gap, reward_gap = (
+        float(each[above].mean() - each[~above].mean()) if differ else math.nan for each in (values, rewards)
+    )
     return GroupFigures(
         group.group,
         group.step,
@@ -153,6 +158,7 @@ def _of_group(group: AuditedGroup, rewards: Floats, values: Floats) -> GroupFigu
         float(values.mean()),
         float(rewards.mean()),
         gap,
+        reward_gap,
         _rank_correlation(rewards, values),
     )
 
@@ -201,11 +207,45 @@ def trend(figures: Sequence[GroupFigures]) -> Trend | None:
 
 def _trends(blocks: Sequence[Sequence[GroupFigures]]) -> Iterator[tuple[int, Trend]]:
     """Yield the trend after each block from the 24th on, with the last step of that block."""
-    means = {name: np.array([_mean([getattr(each, name) for each in block]) for block in blocks]) for name in _FIGURES}
+    names = ("reward", "value", "gap", "reward_gap")
+    reward, value, gap, reward_gap = (
+        np.array([_mean([getattr(each, name) for each in block]) for block in blocks]) for name in names
+    )
+    # Near the top all responses of a group are alike to the reward as well: that alone is no fall.
+    relative = gap / reward_gap
     for end in range(BLOCKS, len(blocks) + 1):
-        newest = {name: values[end - BLOCKS : end] for name, values in means.items()}
-        found = Trend(BLOCKS, _rises(newest["reward"]), _rises(-newest["value"]), _rises(-newest["gap"]))
-        yield blocks[end - 1][-1].step, found
+        newest = slice(end - BLOCKS, end)
+        gap_falls = max(_rises(-gap[newest]), _rises(-relative[newest]))
+        yield blocks[end - 1][-1].step, Trend(BLOCKS, _rises(reward[newest]), _rises(-value[newest]), gap_falls)
+
+
+def divergence(figures: Sequence[GroupFigures]) -> float | None:
+    """Return the smaller probability of the newest trends: of all groups, and of the data sources that still occur.
+
+    A hack of one source is lost among the groups of the others. None while there are too few groups for a trend.
+    """
+    recent = max((each.step for each in figures), default=0) - WINDOW_STEPS
+    return min((chances[-1][1] for chances in _chances(figures, BLOCKS, recent)), default=None)
+
+
+def _chances(figures: Sequence[GroupFigures], most_blocks: int, after: int) -> list[list[tuple[int, float]]]:
+    """Return steps and probabilities of the trends of all groups, and of each source with groups after a step.
+
+    Those of sources are multiplied by the number of sources (Bonferroni).
+    """
+    sources: dict[str, list[GroupFigures]] = {}
+    for each in figures:
+        sources.setdefault(each.data_source, []).append(each)
+    large = [
+        part
+        for part in sources.values()
+        if BLOCKS * GROUPS_A_BLOCK <= len(part) < len(figures) and max(each.step for each in part) > after
+    ]
+    found = [
+        [(step, min(count * each.diverges, 1.0)) for step, each in _trends(_blocks(part)[-most_blocks:])]
+        for part, count in [(figures, 1), *((part, len(large)) for part in large)]
+    ]
+    return [chances for chances in found if chances]
 
 
 class Disagreement(msgspec.Struct, frozen=True):
@@ -296,15 +336,15 @@ def _report(name: str, groups: Sequence[AuditedGroup], early: Window, late: Wind
         return [group for group in groups if window[0] <= group.step <= window[1]]
 
     figures = group_figures(groups, name)
-    trends = [(step, found.diverges) for step, found in _trends(_blocks(figures))]
+    chances = _chances(figures, len(figures), after=0)
     return AuditorReport(
         name=name,
         groups=len(figures),
         early=audit_figures(within(early), name),
         late=audit_figures(within(late), name),
         by_source=agreement_by_source(within(late), name),
-        diverges=trends[-1][1] if trends else None,
-        diverged_at=next((step for step, probability in trends if probability < UNLIKELY), None),
+        diverges=divergence(figures),
+        diverged_at=min((step for each in chances for step, chance in each if chance < UNLIKELY), default=None),
         curve=list(_curve(figures)),
         disagreements=disagreements(within(late), name, most),
     )
@@ -370,8 +410,8 @@ def step_figures(
         figures[f"{key}/failed"] = float(of_auditor.failed)
         figures[f"{key}{WAITING}"] = float(len(drawn.get(auditor, set()) - done))
         figures |= {f"{key}/source/{source}": value for source, value in agreement_by_source(newest, auditor).items()}
-        if (found := trend(group_figures(audits, auditor))) is not None:
-            figures[f"{key}/diverges"] = found.diverges
+        if (found := divergence(group_figures(audits, auditor))) is not None:
+            figures[f"{key}/diverges"] = found
     return figures
 
 

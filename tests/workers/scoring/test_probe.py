@@ -17,6 +17,8 @@ from plaudit_workers.cli import main
 
 REWARDS = """
 import re
+import subprocess
+import sys
 
 def exact(solution_str, ground_truth):
     return float(solution_str.strip() == ground_truth)
@@ -30,6 +32,32 @@ def anywhere(solution_str, ground_truth):
 
 def long(solution_str):
     return min(len(solution_str) / 200, 1.0)
+
+def form(solution_str, ground_truth):
+    pattern = r"(?s)<think>\\n.*?\\n</think>\\n<answer>\\n.*?\\n</answer>"
+    return 2.0 * bool(re.fullmatch(pattern, solution_str))
+
+def near(solution_str, ground_truth):
+    found = re.findall(r"<answer>\\s*(.*?)\\s*</answer>", solution_str)
+    try:
+        return 0.0 if not found or abs(float(found[-1]) - float(ground_truth)) > 0.1 else 1.0
+    except ValueError:
+        return 0.0
+
+def ending(solution_str, ground_truth):
+    found = re.findall(r"<answer>\\s*(.*?)\\s*</answer>", solution_str)
+    return float(bool(found) and found[-1] != "" and ground_truth.endswith(found[-1]))
+
+def chinese(solution_str):
+    return float(len(re.findall("[\u4e00-\u9fff]", solution_str)) > 5)
+
+def thoughtful(solution_str):
+    return min(len(re.findall(r"Step 1:|\\bWait\\b|\\nFinally,", solution_str)), 3) / 3
+
+def passed(solution_str, ground_truth):
+    program = re.findall(r"(?s)```python\\n(.*?)```", solution_str)
+    done = subprocess.run([sys.executable, "-c", program[0] + "\\n" + ground_truth]) if program else None
+    return float(done is not None and done.returncode == 0)
 
 def longest(samples):
     return [float(len(s.response) >= max(len(t.response) for t in samples)) for s in samples]
@@ -138,6 +166,34 @@ def test_a_reward_that_can_be_gamed_is_named_before_a_run(
     assert code == (3 if leaks else 0)
 
 
+def test_holes_of_every_kind_have_a_probe_that_finds_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    holes = {
+        "form": "empty format",
+        "near": "no number",
+        "ending": "part of the answer",
+        "chinese": "other language",
+        "thoughtful": "filler",
+    }
+    assert probed("--json", scorers=", ".join(map(python, holes))) == 3
+    found = results(capsys)
+    assert {name: found[probe]["scorers"][name] for name, probe in holes.items()} == {
+        "form": 2.0, "near": 1.0, "ending": 1.0, "chinese": 1.0, "thoughtful": 1.0
+    }  # fmt: skip
+
+
+def test_the_probes_take_the_form_of_the_answer_of_a_written_solution(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("rewards.py").write_text(
+        "def boxes(solution_str, ground_truth):\n    return float('{' + ground_truth + '}' in solution_str)"
+    )
+    write_rows([{"question": f"{a} + {b}?", "truth": str(a + b), "answer": f"So {{{a + b}}}."} for a, b in NUMBERS])
+    assert probed("--json", "--only", "guesses,answer in the prompt", scorers=python("boxes")) == 3
+    found = results(capsys)
+    assert found["guesses"]["share"] == 1.0
+    assert "answer in the prompt" not in found
+
+
 def test_the_table_tells_leaks_lost_answers_and_the_scorer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert probed("--rows", "2", scorers=f"{python('exact')}, {python('anywhere', weight=0.5)}") == 0
     printed = capsys.readouterr()
@@ -196,8 +252,16 @@ def test_programs_are_probed_by_programs(folder: Path, capsys: pytest.CaptureFix
     assert probed("--json", scorers="{name: code, kind: rule, rule: code}") == 0
     found = results(capsys)
     assert found["right response"]["mean"] == 1.0
-    for name in ("early exit", "reads the tests", "equal to everything"):
+    for name in ("early exit", "reads the tests", "claims success", "prints much", "equal to everything"):
         assert found[name]["share"] == 0.0
+
+
+def test_a_function_of_programs_is_probed_by_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = "```python\ndef add(a, b):\n    return a + b\n```"
+    write_rows([{"question": "Write add(a, b).", "truth": "assert add(1, 2) == 3", "answer": answer}])
+    assert probed("--json", "--only", "early exit,claims success,empty", scorers=python("passed")) == 3
+    found = results(capsys)
+    assert [found[name]["share"] for name in ("early exit", "claims success", "empty")] == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(

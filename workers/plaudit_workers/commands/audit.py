@@ -385,6 +385,7 @@ polyline { fill: none; stroke-width: 2 }
 .line0 { stroke: #2a78d6 } .line1 { stroke: #eb6834; stroke-dasharray: 6 3 }
 .band0 { fill: #2a78d633 } .band1 { fill: #eb683433 }
 svg .name0 { fill: #2a78d6 } svg .name1 { fill: #eb6834 }
+@media (max-width: 40rem) { svg text { font-size: 20px } }
 """
 
 

@@ -12,6 +12,8 @@ from plaudit_metrics.statistics.audits import AuditorReport, Disagreement
 from plaudit_metrics.statistics.integrity import Estimate
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 200, 36
+_LEFT = 72
+"""Where the curves begin: numbers stand before them, larger on a phone."""
 
 
 def auditor_findings(reports: Sequence[AuditorReport]) -> Iterator[str]:
@@ -85,7 +87,7 @@ def curves(report: AuditorReport) -> str:
     low, high = min(bounds), max(max(bounds), min(bounds) + 1e-9)
 
     def place(step: int, value: float) -> str:
-        x = _MARGIN + (step - steps[0]) / (steps[-1] - steps[0]) * (_WIDTH - 2 * _MARGIN)
+        x = _LEFT + (step - steps[0]) / (steps[-1] - steps[0]) * (_WIDTH - _LEFT - _MARGIN)
         y = _HEIGHT - _MARGIN - (value - low) / (high - low) * (_HEIGHT - 2 * _MARGIN)
         return f"{x:.1f},{y:.1f}"
 
@@ -98,11 +100,12 @@ def curves(report: AuditorReport) -> str:
         )
         shapes.append(
             f"<polygon class='band{number}' points='{band}'/><polyline class='line{number}' points='{line}'/>"
-            f"<text class='name{number}' x='{_MARGIN + 120 * number}' y='16'>{html.escape(name)}</text>"
+            f"<text class='name{number}' x='{_LEFT + 120 * number}' y='16'>{html.escape(name)}</text>"
         )
     ends = (
-        f"<text x='2' y='{_MARGIN}'>{high:.2g}</text><text x='2' y='{_HEIGHT - _MARGIN}'>{low:.2g}</text>"
-        f"<text x='{_MARGIN}' y='{_HEIGHT - 8}'>step {steps[0]}</text>"
+        f"<text x='{_LEFT - 6}' y='{_MARGIN}' text-anchor='end'>{high:.2g}</text>"
+        f"<text x='{_LEFT - 6}' y='{_HEIGHT - _MARGIN}' text-anchor='end'>{low:.2g}</text>"
+        f"<text x='{_LEFT}' y='{_HEIGHT - 8}'>step {steps[0]}</text>"
         f"<text x='{_WIDTH - _MARGIN}' y='{_HEIGHT - 8}' text-anchor='end'>step {steps[-1]}</text>"
     )
     title = f"Mean reward and mean value of {report.name} over the steps, with 95 % intervals"

@@ -41,7 +41,14 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.plain import plain_text
 from plaudit_wire.printable import shown
 from plaudit_wire.records import Sample, ScoringRecord
-from plaudit_workers.commands.trial import first_rows, reward_without_servers, right_answer, row_sample, show_logs
+from plaudit_workers.commands.trial import (
+    GROUND_TRUTH,
+    first_rows,
+    reward_without_servers,
+    right_answer,
+    row_sample,
+    show_logs,
+)
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED
 from plaudit_workers.service.build import build_pipeline
 
@@ -127,8 +134,8 @@ def _rows(job: RLJob, reward: RewardSpec, data: Path | None, num_rows: int) -> l
     for row, own in zip(read[:num_rows], answers, strict=False):
         others = dict.fromkeys(each[0] for each in answers if each and each[0] not in own)
         tests = _tests(row.data.ground_truth)
-        is_code = "code" in rules or (tests is not None and None in rules)
         source, answer = right_answer(row)
+        is_code = "code" in rules or tests is not None or (source != GROUND_TRUTH and "```python" in answer)
         probed = ProbedRow(
             row=row.columns,
             prompt=row_sample(job, row.data, "", "", 0).prompt,
@@ -139,7 +146,7 @@ def _rows(job: RLJob, reward: RewardSpec, data: Path | None, num_rows: int) -> l
             function=str((tests or {}).get("fn_name") or ""),
             verdicts=verdicts,
         )
-        found.append(_DataRow(probed, row.data, "" if is_code and source == "ground truth" else answer))
+        found.append(_DataRow(probed, row.data, "" if is_code and source == GROUND_TRUTH else answer))
     return found
 
 
@@ -264,18 +271,17 @@ class _Probing:
         self._places = places
 
     async def with_right(self, row: _DataRow, number: int) -> _DataRow:
-        """Return the row with the right response that earns most."""
+        """Return the row with the right response and the form of an answer that earn most."""
         candidates = right_responses(row.probed, row.answer)
         scored = await self._scores(row.data, [text for text, _ in candidates], f"right-{number}")
-        best = max(
-            (each for each in zip(candidates, scored, strict=True) if each[1].scoring.value is not None),
-            key=lambda each: each[1].scoring.value or 0.0,
-            default=None,
-        )
-        if best is None:
+        valued = [(each.scoring.value, place) for place, each in enumerate(scored) if each.scoring.value is not None]
+        if not valued:
             return row
-        (text, form), _ = best
-        return replace(row, probed=replace(row.probed, right=text, form=form))
+        _, best = max(valued, key=lambda each: each[0])
+        # The data's own response, the first, holds its answer in a form of its own: the others tell in which.
+        others = [each for each in valued if each[1] or not row.answer] or valued
+        _, formed = max(others, key=lambda each: each[0])
+        return replace(row, probed=replace(row.probed, right=candidates[best][0], form=candidates[formed][1]))
 
     async def probed(self, row: _DataRow, probes: Sequence[RewardProbe], number: int) -> dict[str, list[_Scored]]:
         """Return the scored texts of a row by probe; the right response is scored beside them."""

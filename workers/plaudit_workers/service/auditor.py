@@ -46,7 +46,7 @@ from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import LEASE_S, Sample, ScorerRecord
 from plaudit_wire.redis import OUTAGE
-from plaudit_workers.process import unless_stopped
+from plaudit_workers.process import Supervised, unless_stopped
 from plaudit_workers.service.build import BuildContext, build_pipeline
 from plaudit_workers.service.kept_groups import KeptGroups
 from plaudit_workers.stream.transport import Transport
@@ -57,7 +57,7 @@ _LOOK_FOR_ROOM_EVERY_S = 0.1
 _PAUSE_S = 30.0
 """After an error of the volume or of Redis."""
 _AT_ONCE = 64
-"""Samples of a group that one auditor scores at a time."""
+"""Samples that a worker audits at a time, of one group or of several: a judge of 20 s must keep up with its steps."""
 _MOST_ATTEMPTS = 3
 
 
@@ -101,6 +101,8 @@ class Auditor:
         self._kept = kept
         self._done: set[Path] = set()
         """Files of samples of which every drawn group has been audited."""
+        self._under_way: dict[asyncio.Task[None], int] = {}
+        """Audits of groups with the numbers of their samples."""
 
     async def run(self, stop: asyncio.Event, has_room: Callable[[], bool]) -> None:
         """Audit until ``stop`` is set: what is under way then is left to others."""
@@ -114,33 +116,44 @@ class Auditor:
                 await pipeline.close()
 
     async def _audit_all(self, has_room: Callable[[], bool]) -> None:
-        """Audit every open group; look for newer steps after each step, so that the newest comes first."""
+        """Audit every open group; look for newer steps before each step, so that the newest comes first."""
         seen: set[Path] = set()
         try:
-            while True:
-                files = await asyncio.to_thread(surviving_files, self._folder / FOLDER)
-                if self._kept is not None and await self._kept.store(max(files, default=0)):
-                    continue
-                await self._watch_drift(files, has_room)
-                left = [path for path in files.values() if path not in self._done | seen]
-                if not left:
-                    return
-                seen.add(left[-1])
-                await self._audit_file(left[-1], has_room)
+            async with Supervised() as audits:
+                while True:
+                    files = await asyncio.to_thread(surviving_files, self._folder / FOLDER)
+                    if self._kept is not None and await self._kept.store(max(files, default=0)):
+                        continue
+                    await self._watch_drift(files, has_room)
+                    left = [path for path in files.values() if path not in self._done | seen]
+                    if left:
+                        seen.add(left[-1])
+                        await self._begin(left[-1], audits, has_room)
+                    elif self._under_way:
+                        await asyncio.wait(self._under_way, timeout=_LOOK_EVERY_S)
+                    else:
+                        return
         except Exception as error:  # it must not end the worker that scores
             logger.warning("audits pause", error=described(error))
             await asyncio.sleep(_PAUSE_S)
 
-    async def _audit_file(self, samples: Path, has_room: Callable[[], bool]) -> None:
-        left_to_others = False
-        for group in await asyncio.to_thread(open_groups, self._folder, samples, self._auditors):
-            await _room(has_room)
-            left_to_others |= not await self._audit_if_free(group, audits_file(self._folder, samples))
-        if not left_to_others:
+    async def _begin(self, samples: Path, audits: Supervised, has_room: Callable[[], bool]) -> None:
+        """Begin to audit the open groups of a file, each as soon as there is room for its samples."""
+        groups = await asyncio.to_thread(open_groups, self._folder, samples, self._auditors)
+        if not groups:
             self._done.add(samples)
+        for group in groups:
+            await _room(partial(self._fits, group, has_room))
+            audit = audits.start(self._audit_if_free(group, audits_file(self._folder, samples)))
+            self._under_way[audit] = len(group.samples)
+            audit.add_done_callback(self._under_way.pop)
 
-    async def _audit_if_free(self, group: OpenGroup, target: Path) -> bool:
-        """Audit a group that no other worker audits; return True if it has been audited."""
+    def _fits(self, group: OpenGroup, has_room: Callable[[], bool]) -> bool:
+        at_once = sum(self._under_way.values()) + len(group.samples)
+        return has_room() and (not self._under_way or at_once <= _AT_ONCE)
+
+    async def _audit_if_free(self, group: OpenGroup, target: Path) -> None:
+        """Audit a group that no other worker audits."""
 
         async def audited(attempts: int) -> Callable[[], None] | None:
             before = {name for each in read_audits([target]) if each.group == group.group for name in each.auditors}
@@ -148,7 +161,7 @@ class Auditor:
             results = {name: await self._scored(name, group.samples, attempts) for name in left}
             return partial(append_audit, target, _audited(group, results)) if results else None
 
-        return await self._leased(group.group, audited)
+        await self._leased(group.group, audited)
 
     async def _watch_drift(self, files: Mapping[int, Path], has_room: Callable[[], bool]) -> None:
         """Ask the watched scorers again about samples of the first step, where that is due."""
@@ -173,15 +186,15 @@ class Auditor:
         ]
         return partial(append_drift, target, Rescored(name, due, pairs, len(first) - len(pairs)))
 
-    async def _leased(self, name: str, work: Callable[[int], Awaitable[Callable[[], None] | None]]) -> bool:
-        """Do work that no other worker does, and write its result; return False if another one does it.
+    async def _leased(self, name: str, work: Callable[[int], Awaitable[Callable[[], None] | None]]) -> None:
+        """Do work that no other worker does, and write its result, through an outage of Redis as well.
 
         ``work`` gets the number of the attempt and returns how its result is written; None: it was written before.
         """
         redis, names = self._transport.commands, self._transport.names
         lease = names.audit_lease(name)
         if not await redis.set(lease, self._worker, nx=True, px=round(LEASE_S * 1000)):
-            return False
+            return
         try:
             attempts = await redis.hincrby(names.audit_attempts, name, 1)
             renewing = asyncio.create_task(self._renew(lease))
@@ -192,12 +205,11 @@ class Auditor:
                 raise
             finally:
                 renewing.cancel()
-            if not await self._holds(lease):  # it was frozen for longer than a lease
-                return False
+            if not await self._transport.retry_through_outage(lambda: self._holds(lease)):
+                return  # it was frozen for longer than a lease
             if write is not None:
                 await asyncio.to_thread(write)
-            await redis.hdel(names.audit_attempts, name)
-            return True
+            await self._transport.retry_through_outage(lambda: redis.hdel(names.audit_attempts, name))
         finally:
             with suppress(*OUTAGE):
                 if await self._holds(lease):
