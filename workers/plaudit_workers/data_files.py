@@ -329,21 +329,21 @@ def _values(array: pyarrow.Array) -> list[Any]:
     """
     import pyarrow.types as types
 
-    kind = array.type
     if not len(array):  # it may have no offsets
         return []
+    kind, values = array.type, list[Any]()
     if types.is_struct(kind) and len({field.name for field in kind}) == kind.num_fields > 0:
         names = [field.name for field in kind]
-        values: list[Any] = _dictionaries(names, [_values(part) for part in array.flatten()], len(array))
+        values = _dictionaries(names, [_values(part) for part in array.flatten()], len(array))
     elif types.is_list(kind) or types.is_large_list(kind):
         ends = array.offsets.to_pylist()
         parts = _values(array.values.slice(ends[0], ends[-1] - ends[0]))
         values = [parts[start - ends[0] : end - ends[0]] for start, end in pairwise(ends)]
     elif types.is_string(kind) or types.is_large_string(kind):
-        return array.to_numpy(zero_copy_only=False).tolist()  # null is None
+        values = array.to_numpy(zero_copy_only=False).tolist()
     else:
-        return array.to_pylist(maps_as_pydicts="strict")
-    if array.null_count:
+        values = array.to_pylist(maps_as_pydicts="strict")
+    if types.is_nested(kind) and array.null_count:
         values = [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
     return values
 
