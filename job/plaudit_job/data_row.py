@@ -223,6 +223,8 @@ def _check_calls(calls: Any, where: str) -> None:
 
 def without_nulls(value: Any) -> Any:
     """Return a value without the keys that a table fills with null in every row once one row has them."""
+    if type(value) is str:
+        return value
     if isinstance(value, Mapping):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,11 @@ from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolLimits
 from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from plaudit_workers.tokenizer import ChatTemplate
+
+
+def call(name: str, **arguments: Any) -> str:
+    """Return a policy's call of a tool, as Hermes writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
 @asynccontextmanager

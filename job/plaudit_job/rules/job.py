@@ -230,6 +230,7 @@ def _agent(spec: Spec) -> Iterator[Problem]:
             "spec.rollout.agent.path",
             "with class, url or environment is required for kind environment; exactly one of them",
             "Give path: … and class: …, or url: …, or environment: …",
+            also=tuple(f"spec.rollout.agent.{name}" for name in ("class", "url", "environment")),
         )
     if agent.sandbox:
         yield from _agent_in_machine(spec, agent)

@@ -166,7 +166,7 @@ class ParseSpec(Section):
 class JudgeSpec(Section):
     """An OpenAI-compatible endpoint that scores samples: give exactly one of ``baseUrl`` and ``serve``."""
 
-    base_url: str = Field(default="", pattern=r"^(https?://.*)?$")
+    base_url: str = Field(default="", pattern=r"^(https?://.+)?$")
     """URL, including ``/v1``."""
     model: str = ""
     """Name of the model at the endpoint. Required with ``baseUrl``."""

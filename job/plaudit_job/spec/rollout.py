@@ -67,7 +67,7 @@ class SamplingSpec(Section):
 class McpSpec(Section):
     """An MCP server, all of whose tools the model may call: give ``url`` or ``command``."""
 
-    url: str = Field(default="", pattern=r"^(https?://.*)?$")
+    url: str = Field(default="", pattern=r"^(https?://.+)?$")
     """URL of a server that speaks streamable HTTP, such as ``http://search:8000/mcp``."""
     command: list[str] = Field(default=[])
     """Program and arguments of a server that speaks over its standard input and output; each sample that calls it
@@ -151,7 +151,7 @@ class AgentSpec(Section):
     ground_truth: bool = False
     """For ``endpoint``: the program reads its row's ``ground_truth``. What the policy writes may run beside it, in its
     working folder, and read it as well. Default false."""
-    url: str = Field(default="", pattern=r"^(https?://.*)?$")
+    url: str = Field(default="", pattern=r"^(https?://.+)?$")
     """URL of a server of OpenEnv, NeMo Gym (resources) or the Open Reward Standard, for ``environment`` instead of
     ``path`` and ``class``."""
     environment: str = Field(default="", pattern=f"^$|{DNS_LABEL}")

@@ -254,6 +254,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.rollout.agent.command: and function are both given. Give command: […] or function: …",
     ),
     (
+        {"rollout.agent": {"kind": "environment", "url": "localhost:8000"}},
+        "spec.rollout.agent.url: 'localhost:8000' is not a URL. Start it with http:// or https://",
+    ),
+    (
         {"rollout.agent": {"kind": "environment", "path": "a.py", "class": "A", "url": "http://a:8000"}},
         "spec.rollout.agent.path: with class, url or environment is required for kind environment; exactly one of "
         "them. Give path: … and class: …, or url: …, or environment: …",

@@ -266,6 +266,8 @@ def test_a_jsonl_file_with_wrong_rows_is_reported(
 def test_a_hub_id_that_is_nearly_a_folder_is_one(told: Callable[..., list[str]]) -> None:
     (problem,) = told(model={"source": "modle"})
     assert problem.startswith("spec.model.source: there is no folder modle. Did you mean ./model?")
+    (problem,) = told(model={"source": "./modle"})
+    assert problem.startswith("spec.model.source: there is no folder modle. Did you mean model?")
 
 
 def test_other_data_files_are_reported(folder: Path, told: Callable[..., list[str]]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from chat_tokenizer import chat_tokenizer
+from episodes import call
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Sampling
 from plaudit_wire.records import AgentReward
@@ -166,10 +167,6 @@ def open_agent(tokenizer, shared):
                 await processes.close()
 
     return opened
-
-
-def call(name: str, **arguments: object) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
 @pytest.fixture

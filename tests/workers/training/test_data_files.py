@@ -192,6 +192,27 @@ def test_parts_of_text_become_a_text_and_padding_is_dropped_at_every_depth(tmp_p
     ]
 
 
+def test_nested_columns_are_read_as_they_were_written(tmp_path):
+    values = [
+        {"steps": [{"at": [1, 2], "by": "ä"}, None], "scores": []},
+        {"steps": None, "scores": [0.5, None]},
+        None,
+        {"steps": [], "scores": None},
+        {"steps": [{"at": [], "by": None}], "scores": [1.0]},
+    ]
+    written = table([row(number, extra_info=value) for number, value in enumerate(values)])
+    large = pyarrow.large_list(written.schema.field("prompt").type.value_type)
+    written = written.set_column(1, "prompt", written["prompt"].cast(large))
+    with pyarrow.ipc.new_file(tmp_path / "a.arrow", written.schema) as file:
+        file.write_table(written)
+        file.write_table(written.slice(3))  # its offsets do not begin at 0
+    pyarrow.parquet.write_table(written, tmp_path / "a.parquet")
+    found = [each.row for each in checked_rows(tmp_path / "a.arrow")]
+    assert [each.extra_info for each in found] == [value or {} for value in [*values, *values[3:]]]
+    assert [each.prompt for each in found[:5]] == [row(number)["prompt"] for number in range(5)]
+    assert [each.row for each in checked_rows(tmp_path / "a.parquet")] == found[:5]
+
+
 def test_nan_which_pythons_json_writes_is_null(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(row(0, extra_info={"x": math.nan, "y": [1, math.nan]})))
     (found,) = checked_rows(tmp_path / "a.jsonl")

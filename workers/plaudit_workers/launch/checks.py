@@ -10,7 +10,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -69,18 +69,24 @@ def _source(field: str, source: str, needed: tuple[str, ...], beside: Sequence[s
         return
     folder = Path(source)
     if not os.path.isdir(folder):
-        yield Problem(field, f"there is no folder {source}", f"Create or download the model first. {_RELATIVE}")
+        near = _nearest(folder.name, [folder.parent])
+        remedy = f"Did you mean {folder.parent / near}?" if near else "Create or download the model first."
+        yield Problem(field, f"there is no folder {source}", f"{remedy} {_RELATIVE}")
         return
     for name in needed:
         if not os.path.isfile(folder / name):
             yield Problem(field, f"{source} has no {name}", "Name a folder written by save_pretrained")
 
 
+def _nearest(name: str, folders: Iterable[Path]) -> str:
+    """Return the name of a folder in these that is similar to a mistyped one; empty for none."""
+    names = {each.name for folder in folders if folder.is_dir() for each in folder.iterdir() if each.is_dir()}
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.75)), "")
+
+
 def _near_folder(source: str, beside: Sequence[str]) -> str:
     """Return the folder of a similar name that lies near a file of the job; empty for none."""
-    folders = {folder for path in beside for folder in list(Path(path).parents)[:2]}
-    names = {each.name for folder in folders if folder.is_dir() for each in folder.iterdir() if each.is_dir()}
-    return next(iter(difflib.get_close_matches(source, names, n=1, cutoff=0.75)), "")
+    return _nearest(source, {folder for path in beside for folder in list(Path(path).parents)[:2]})
 
 
 def _hub(field: str, source: str, beside: Sequence[str]) -> Iterator[Problem]:

@@ -43,7 +43,7 @@ _USER = {"role": "user", "content": "What is 2 + 2?"}
 _OTHER = {"role": "user", "content": "Name a colour."}
 _ALL_RENDERED = 10_000
 _SERVER_ANSWERS_WITHIN_S = 10.0
-_EACH_OF_MORE = 100
+_EACH_OF_MORE = 500
 """Of the rows beyond, one in so many is rendered."""
 
 

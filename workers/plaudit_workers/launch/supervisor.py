@@ -370,13 +370,19 @@ def _keep_token_private(environment: Mapping[str, str]) -> None:
 
 def _start(**options: Any) -> None:
     """Start Ray; try a second time when a busy machine needed longer than the 30 s that Ray allows itself."""
-    try:
-        ray.init(**options)
-    except Exception as error:
-        if "timed out during startup" not in str(error):
-            raise
-        ray.shutdown()
-        ray.init(**options)
+    for again in (True, False):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            if not again:
+                raise RefusedError(
+                    "Ray did not start on this machine, which had twice 30 s for it. Run again when its cores are less "
+                    "busy, or start Ray yourself (ray start --head) and give --address auto"
+                ) from error
 
 
 def disconnect() -> None:
