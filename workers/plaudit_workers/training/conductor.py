@@ -27,7 +27,7 @@ from plaudit_reward.served_machines import run_provider
 from plaudit_wire.errors import JobFailedError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
-from plaudit_wire.records import VALIDATES, SandboxWork, StepRecord, WorkerRecord
+from plaudit_wire.records import REDIS, VALIDATES, SandboxWork, StepRecord, WaitRecord, WorkerRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.files import whole_file
 from plaudit_workers.stored_samples import store_groups
@@ -43,7 +43,7 @@ from plaudit_workers.training.groups import (
 from plaudit_workers.training.machines import EndedMachines
 from plaudit_workers.training.resume import BackendThread, TrainerBackend, take_over
 from plaudit_workers.training.state import RunContext, RunState, refuse_replaced
-from plaudit_workers.training.step import OpenStep, StepReport, StepTraining
+from plaudit_workers.training.step import OpenStep, StepReport, StepTraining, without_outages
 from plaudit_workers.training.turns import Announcements, BackgroundTasks, Turns, published_bytes
 from plaudit_workers.training.validation import Validation
 
@@ -176,7 +176,10 @@ class Conductor:
         announcement = await self._thread.run(self._thread.backend.publish, version)
         report.figures["training/published_bytes"] = await asyncio.to_thread(published_bytes, announcement)
         await self._turns.free_memory()
+        began = self._run.clock.now()
         await self._announcements.announce(announcement)
+        announced = [WaitRecord(began, self._run.clock.now(), [])]
+        report.waits += [w for w in without_outages(announced, self._run.clock.outages(began)) if w.cause == REDIS]
         report.figures["timing_s/update_weights"] = time.monotonic() - started
         self._background.start(self._admitter.admit_training())
         try:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from itertools import chain, pairwise
+from threading import Timer
 from typing import Any
 
 import msgspec
@@ -15,9 +16,11 @@ import pytest
 from plaudit_metrics.sources.steps import Collector, KeptSteps
 from plaudit_metrics.sources.stream import decode_event
 from plaudit_metrics.statistics.verdict import verdict_over
+from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_wire.names import Names
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.training.scripted import ScriptedBackend
 from plaudit_workers.training.state import RunPlan
 
 STEPS = 4
@@ -92,21 +95,36 @@ async def feed(simulation: Any, collector: Collector) -> None:
                 collector.add_step(msgspec.structs.replace(step, statistics={}))
 
 
+class Pausing(ScriptedBackend):
+    """Stops Redis before the fourth version is announced, for a while."""
+
+    redis_pid = 0
+
+    def publish(self, version: PolicyVersion) -> Announcement:
+        if version.number == 4 and self.redis_pid:
+            os.kill(self.redis_pid, signal.SIGSTOP)
+            Timer(PAUSE_S, os.kill, (self.redis_pid, signal.SIGCONT)).start()
+        return super().publish(version)
+
+
+@pytest.mark.parametrize("during", ["waits", "publication"])
 async def test_a_pause_of_redis_is_named_in_the_steps_record_and_no_interval_is_negative(
-    simulation: Any, redis_server: RedisServer, make_plan: Callable[..., RunPlan]
+    simulation: Any, redis_server: RedisServer, make_plan: Callable[..., RunPlan], during: str
 ) -> None:
     assert redis_server.pid is not None
+    simulation.policy_class, Pausing.redis_pid = Pausing, redis_server.pid if during == "publication" else 0
     simulation.update_s = lambda groups: 0.02
     stop = asyncio.Event()
     async with simulation.workers():
         trainer = asyncio.create_task(simulation.train(make_plan(steps=100_000), stop))
         await simulation.until_steps(3)
-        os.kill(redis_server.pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(PAUSE_S)  # the fault itself
-        finally:
-            os.kill(redis_server.pid, signal.SIGCONT)
-        await simulation.until_steps(len(simulation.steps()) + 3)
+        if during == "waits":
+            os.kill(redis_server.pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(PAUSE_S)  # the fault itself
+            finally:
+                os.kill(redis_server.pid, signal.SIGCONT)
+        await simulation.until_steps(len(simulation.steps()) + 4)
         stop.set()
         await trainer
     steps = simulation.steps()
