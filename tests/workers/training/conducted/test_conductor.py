@@ -87,7 +87,7 @@ async def test_one_step_off_policy_scores_the_next_step_while_this_one_trains(
 async def test_waits_name_the_groups_that_ended_them_and_count_as_reward_time(
     simulation: Any, make_plan: MakePlan
 ) -> None:
-    simulation.slow_s = 0.6
+    simulation.slow_s = 2.0
     async with simulation.workers():
         await simulation.train(make_plan(steps=3))
     for step in simulation.steps():
