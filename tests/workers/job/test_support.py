@@ -102,6 +102,18 @@ def test_wandb_without_a_key_is_a_problem(
     assert list(unsupported(job)) == []
 
 
+def test_mlflow_without_a_server_is_a_problem(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(__spec__=SimpleNamespace()))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    job = parse_job(changed({"trainer.sinks": ["mlflow"]}))
+    (problem,) = unsupported(job)
+    assert "names mlflow, and MLFLOW_TRACKING_URI is not set" in problem.message
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    assert list(unsupported(job)) == []
+
+
 def test_a_usual_job_is_accepted_without_ignored_fields(small_job: str, changed: Change) -> None:
     job = parse_job(changed({"trainer.sinks": ["tensorboard"], "rollout.agent": {"kind": "singleTurn"}}))
     assert list(unsupported(job)) == []

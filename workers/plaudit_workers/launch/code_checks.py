@@ -119,6 +119,17 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
             "names wandb, for which this machine has no key",
             "Set WANDB_API_KEY, run wandb login, or set WANDB_MODE to offline",
         )
+    if (
+        spec.trains
+        and "mlflow" in spec.trainer.sinks
+        and find_spec("mlflow")
+        and not os.environ.get("MLFLOW_TRACKING_URI")
+    ):
+        yield Problem(
+            "spec.trainer.sinks",
+            "names mlflow, and MLFLOW_TRACKING_URI is not set",
+            "Set it to the tracking server, or to a folder together with MLFLOW_ALLOW_FILE_STORE=true",
+        )
     yield from _tool_parser(job)
     if tls and tls.ca_config_map:
         remedy = "Give the certificates in caFile"
