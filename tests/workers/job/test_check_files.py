@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_job.load import load_job
-from plaudit_workers.launch.checks import check_files
+from plaudit_workers.launch.checks import check_files, short_model
 from plaudit_workers.launch.data_checks import check_data
 
 ROW = {
@@ -68,6 +68,29 @@ def test_a_missing_file_is_reported(folder: Path, told: Callable[..., list[str]]
     (folder / missing).unlink()
     (said,) = told()
     assert said.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_short"),
+    [
+        ({}, False),
+        ({"max_position_embeddings": 20}, True),
+        ({"text_config": {"max_position_embeddings": 20}}, True),
+        ({"max_position_embeddings": 100_000}, False),
+        ({"max_position_embeddings": 20, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, False),
+    ],
+)
+def test_a_model_with_fewer_positions_than_samples_may_have_is_noted(
+    folder: Path,
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    write_job: Callable[..., Path],
+    config: dict[str, Any],
+    is_short: bool,
+) -> None:
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    notes = list(map(str, short_model(load_job(write_job(changed({}))))))
+    assert bool(notes) == is_short
+    assert all("the model has 20 positions, fewer than maxPromptLength" in note for note in notes)
 
 
 def test_a_pipe_is_no_file_of_python(folder: Path, told: Callable[..., list[str]]) -> None:

@@ -236,6 +236,24 @@ def _checkpoint(job: RLJob) -> Iterator[Problem]:
         yield Problem("spec.trainer.checkpoint.resumeFrom", f"there is no folder {folder}", _RELATIVE)
 
 
+def short_model(job: RLJob) -> Iterator[Problem]:
+    """Yield that prompts and responses can be longer than the policy's positions: engines end samples there."""
+    source, data, sampling = job.spec.model.source, job.spec.data, job.spec.rollout.sampling
+    if not (job.spec.trains and os.path.isfile(os.path.join(source, "config.json"))):
+        return
+    config = _read_json(source, "config.json")
+    config = config.get("text_config") or config
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    limit, needed = config.get("max_position_embeddings"), data.train.max_prompt_length + sampling.max_tokens
+    if rope.get("rope_type", rope.get("type", "default")) == "default" and isinstance(limit, int) and limit < needed:
+        yield Problem(
+            "spec.rollout.engine.maxModelLength",
+            f"the model has {limit} positions, fewer than maxPromptLength {data.train.max_prompt_length} + maxTokens "
+            f"{sampling.max_tokens} = {needed}: longer prompts are refused, longer responses cut there",
+            "Lower maxPromptLength or maxTokens, or take a model with more",
+        )
+
+
 def unreachable(job: RLJob) -> list[Problem]:
     """Return the servers of agents and scorers that accept no connection from this machine; another may reach them."""
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
