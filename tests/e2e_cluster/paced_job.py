@@ -61,8 +61,12 @@ class PacedJob:
         reward = {**files, "data": {"reward.py": self._reward}}
         done = self.cluster.apply(reward, manifest or self.manifest())
         assert done.returncode == 0, done.stderr
-        self.cluster.until("the run's id", lambda: self.status.get("run"))
-        self.goes_on()
+        try:
+            self.cluster.until("the run's id", lambda: self.status.get("run"))
+            self.goes_on()
+        except BaseException:  # what nobody waits for any more would slow the tests after it
+            self.delete()
+            raise
 
     def manifest(self) -> dict[str, Any]:
         """Return the RLJob."""
@@ -112,7 +116,7 @@ class PacedJob:
         file = self.folder / "steps.jsonl"
         return len(file.read_text().splitlines()) if file.exists() else 0
 
-    def goes_on(self, seconds: float = 300, rollouts: int = _ROLES["rollout"]) -> float:
+    def goes_on(self, seconds: float = 600, rollouts: int = _ROLES["rollout"]) -> float:
         """Wait until all of it runs and one more step is closed; return the seconds waited."""
         began = time.monotonic()
         self.cluster.until(f"all of {self.name} runs", lambda: self._all_there(rollouts), seconds)
