@@ -9,8 +9,11 @@ pytestmark = pytest.mark.timeout(1800)  # images may have to be built first
 
 
 def test_both_operators_are_ready_and_one_leads(installed: Cluster):
-    operators = installed.get("deployment", "plaudit-operator", "plaudit")
-    assert operators["status"]["readyReplicas"] == 2
+    def ready() -> bool:
+        operators = installed.get("deployment", "plaudit-operator", "plaudit")
+        return bool(operators["status"].get("readyReplicas") == 2)
+
+    installed.until("both", ready)
     lease = installed.get("lease", "plaudit-operator", "plaudit")
     assert lease["spec"]["holderIdentity"].startswith("plaudit-operator-")
 

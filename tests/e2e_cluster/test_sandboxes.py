@@ -107,7 +107,9 @@ def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_kill_and_a_sus
     job.cluster.until("the end", lambda: job.phase in ("Complete", "Failed", "Invalid"), 900)
     assert job.phase == "Complete", job.status["conditions"]
     ledger = job.ledger()
-    assert (ledger["trained"], ledger["problems"]) == (STEPS * PROMPTS, [])
+    # A group of which the kill took every sample is dropped.
+    assert (ledger["trained"] + ledger["dropped"], ledger["problems"]) == (STEPS * PROMPTS, [])
+    assert ledger["trained"] > STEPS * PROMPTS / 2
     rows = [row for file in job.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
     assert len(rows) >= STEPS * PROMPTS * SAMPLES
     scored = [row for row in rows if row["outcome"] == "scored"]
