@@ -49,7 +49,7 @@ _V5: Final = "v5.channel.k8s.io"
 _NAMESPACE_OF_THIS_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SHOWN_CHARACTERS = 500
 _POD_S, _GONE_S = 120.0, 60.0
-"""For which a claim's pod is waited for, and its end."""
+"""How long to wait until the pod of a claim exists, and until it is gone."""
 
 
 class ClusterError(InfrastructureError):

@@ -402,8 +402,8 @@ def network_policy(network: Network) -> dict[str, Any]:
 def claimed(pod: Object) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return the template, the pool and the claim by which Agent Sandbox makes an agent's pod.
 
-    All pods that differ in their names alone have one template and one pool. The pool keeps no pod of its own: which
-    machines are needed next is known to whoever claims them.
+    All pods that differ in their names alone have one template and one pool. The pool keeps no pod of its own: whoever
+    claims machines knows which ones are needed next.
     """
     metadata = pod["metadata"]
     labels = {name: value for name, value in metadata["labels"].items() if name != LABEL}

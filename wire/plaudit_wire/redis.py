@@ -82,7 +82,7 @@ class PassingRefusalError(RedisConnectionError):
 class Lateness:
     """Measure by how much this process wakes up late while the context lasts: it is busy, or short of CPU.
 
-    A reply that was late by no more was read late; whoever sent it was fast.
+    A reply that seems late by no more than that was only read late: its sender was fast.
     """
 
     def __init__(self) -> None:

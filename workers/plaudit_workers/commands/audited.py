@@ -13,7 +13,7 @@ from plaudit_metrics.statistics.integrity import Estimate
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 200, 36
 _LEFT = 72
-"""Where the curves begin: numbers stand before them, larger on a phone."""
+"""The x coordinate at which the curves begin; the numbers before them are larger on a phone."""
 
 
 def auditor_findings(reports: Sequence[AuditorReport]) -> Iterator[str]:

@@ -106,30 +106,7 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
             f"topP {sampling.top_p}, topK {sampling.top_k} cut the distribution, which the trainer cannot reproduce",
             "Set topP to 1 and topK to -1; validation may use any values",
         )
-    for index, sink in enumerate(spec.trainer.sinks if spec.trains else ()):
-        if find_spec(sink) is None:
-            yield Problem(
-                f"spec.trainer.sinks[{index}]",
-                f"{sink} is not installed",
-                f"Install plaudit-workers[{sink}], or remove it: steps.jsonl is always written",
-            )
-    if spec.trains and "wandb" in spec.trainer.sinks and find_spec("wandb") and not _has_wandb_key():
-        yield Problem(
-            "spec.trainer.sinks",
-            "names wandb, for which this machine has no key",
-            "Set WANDB_API_KEY, run wandb login, or set WANDB_MODE to offline",
-        )
-    if (
-        spec.trains
-        and "mlflow" in spec.trainer.sinks
-        and find_spec("mlflow")
-        and not os.environ.get("MLFLOW_TRACKING_URI")
-    ):
-        yield Problem(
-            "spec.trainer.sinks",
-            "names mlflow, and MLFLOW_TRACKING_URI is not set",
-            "Set it to the tracking server, or to a folder together with MLFLOW_ALLOW_FILE_STORE=true",
-        )
+    yield from _sinks(job)
     yield from _tool_parser(job)
     if tls and tls.ca_config_map:
         remedy = "Give the certificates in caFile"
@@ -195,6 +172,31 @@ def _vllm_parsers() -> list[str]:
     except (OSError, SyntaxError, ValueError):
         pass
     return []
+
+
+def _sinks(job: RLJob) -> Iterator[Problem]:
+    """Yield the sinks that this machine has no package, key or address for."""
+    sinks = job.spec.trainer.sinks if job.spec.trains else []
+    for index, sink in enumerate(sinks):
+        if find_spec(sink) is None:
+            yield Problem(
+                f"spec.trainer.sinks[{index}]",
+                f"{sink} is not installed",
+                f"Install plaudit-workers[{sink}], or remove it: steps.jsonl is always written",
+            )
+    installed = {sink for sink in sinks if find_spec(sink)}
+    if "wandb" in installed and not _has_wandb_key():
+        yield Problem(
+            "spec.trainer.sinks",
+            "names wandb, for which this machine has no key",
+            "Set WANDB_API_KEY, run wandb login, or set WANDB_MODE to offline",
+        )
+    if "mlflow" in installed and not os.environ.get("MLFLOW_TRACKING_URI"):
+        yield Problem(
+            "spec.trainer.sinks",
+            "names mlflow, and MLFLOW_TRACKING_URI is not set",
+            "Set it to the tracking server, or to a folder together with MLFLOW_ALLOW_FILE_STORE=true",
+        )
 
 
 def _has_wandb_key() -> bool:
