@@ -84,7 +84,7 @@ test-engines: install ## the tests that start vLLM, Ray, served models, or a tra
 	$(TESTS) $(OF_PARTS) -m engines
 
 test-gpu: ## the trainer's and reward models' ways on a GPU (a machine with one, in an environment with GPU=1)
-	$(BIN)/pytest -q $(shell ls -d tests/*/*/test_on_gpu.py tests/*/*/*/test_on_gpu.py)
+	$(BIN)/pytest -q $(shell ls -d tests/*/*/test_on_gpu.py tests/*/*/*/test_on_gpu.py) tests/workers/training/conducted
 
 # The shortened benchmarks, the broken runs and the long tests lie beside the tests of their parts.
 e2e-local: install promtool chromium ## whole runs on this machine: kills, outages, alerts, the examples, a model that learns; shortened benchmarks and long tests (minutes)
