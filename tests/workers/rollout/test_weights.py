@@ -90,9 +90,11 @@ async def test_a_rollout_that_starts_while_others_sleep_waits_before_it_builds_i
     starting = asyncio.create_task(weights.begin())
     await asyncio.sleep(0.3)
     assert (starting.done(), weights.asleep, weights.ready) == (False, "1.4-1", False)
-    await run.announce(5)
+    version = await run.announce(5)
     await starting
-    assert weights.asleep == ""
+    assert (weights.asleep, weights.loading) == ("", version)  # nobody may take or free memory while its engine starts
+    assert await weights.follow()
+    assert (weights.loading, weights.held) == (None, version)
 
 
 async def test_a_lower_version_is_loaded_when_it_is_announced(run) -> None:

@@ -128,7 +128,9 @@ class PolicyWeights:
             await self._report_asleep(announcement.sleep if announcement else "")
             await asyncio.sleep(_POLL_S)
             announcement = await self._announced()
-        await self._report_asleep("")
+        if announcement is not None and self._sleeps:
+            self.loading = announcement.version  # the engine takes memory from now until these weights are in it
+        await self._report_asleep("", again=self.loading is not None)
 
     async def close(self) -> None:
         """Delete the local copy of the weights, if there is one."""
@@ -169,9 +171,10 @@ class PolicyWeights:
         if announcement is None:
             return False
         if announcement.sleep:
+            self.loading = None
             await self._sleep(announcement.sleep)
             return False
-        if self.asleep:
+        if self.asleep or self.loading is not None:
             return await self._wake(announcement)
         return announcement.version == self.held or await self._load(announcement)
 
@@ -203,8 +206,8 @@ class PolicyWeights:
                 self.loading = None
                 await self._changed()
 
-    async def _report_asleep(self, sleep: str) -> None:
-        if sleep != self.asleep:
+    async def _report_asleep(self, sleep: str, *, again: bool = False) -> None:
+        if again or sleep != self.asleep:
             self.asleep = sleep
             await self._changed()
 
