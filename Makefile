@@ -68,9 +68,7 @@ check: install ## format, lint, types, import order, generated files, links of t
 	$(BIN)/python -m plaudit_metrics.generate --check
 	$(BIN)/python docs/site/build.py --check
 
-# They wait a quarter of the time.
-test: PROCESSES = 4
-test: install promtool chromium ## the tests of every part, against real Redis, child processes, Prometheus, Chromium (7 minutes)
+test: install promtool ## the tests of every part, against real Redis, child processes, Prometheus (6 minutes)
 	$(TESTS) $(OF_PARTS) -m "not (engines or containers or $(LOCAL))"
 
 MINUTES ?= 10
@@ -87,7 +85,7 @@ test-gpu: ## the trainer's and reward models' ways on a GPU (a machine with one,
 	$(BIN)/pytest -q $(shell ls -d tests/*/*/test_on_gpu.py tests/*/*/*/test_on_gpu.py) tests/workers/training/conducted
 
 # The shortened benchmarks, the broken runs and the long tests lie beside the tests of their parts.
-e2e-local: install promtool chromium ## whole runs on this machine: kills, outages, alerts, the examples, a model that learns; shortened benchmarks and long tests (minutes)
+e2e-local: install promtool chromium ## whole runs on this machine: kills, outages, alerts, the examples, a model that learns; the page in a browser; shortened benchmarks and long tests (minutes)
 	$(TESTS) tests/e2e $(call marked,bench|broken|long) -m "$(LOCAL)"
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)

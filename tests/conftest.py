@@ -77,22 +77,26 @@ ROOMS = {
 }
 """Files that share something expensive (a Ray, a Chromium, a run, a vLLM, a server that forks ranks) and so belong into
 one process, and files that take long; the longest rooms first. The first prefix that fits is a file's."""
+MARKERS = {"ray_cluster": "engines", "chromium": "long"}
+"""Of tests that use a fixture."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before the choice by -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the rooms in their order, so that the processes end about the same time; marks Ray and whole runs."""
-    starts = list(ROOMS)
+    """Begins with the rooms in their order, so that the processes end about the same time; marks what they share."""
+    files = {item.path: item.nodeid for item in items}
     for item in items:
-        if "ray_cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.engines)
-        if item.nodeid.startswith("tests/e2e/"):
+        for fixture, marker in MARKERS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
+        if files[item.path].startswith("tests/e2e/"):
             item.add_marker(pytest.mark.whole)
-
-    def place(item: pytest.Item) -> int:
-        return next((number for number, start in enumerate(starts) if item.nodeid.startswith(start)), len(starts))
-
-    items.sort(key=place)
+    starts = list(ROOMS)
+    places = {
+        path: next((number for number, start in enumerate(starts) if nodeid.startswith(start)), len(starts))
+        for path, nodeid in files.items()
+    }
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.hookimpl(trylast=True)

@@ -91,6 +91,7 @@ dependencies: [{name: plaudit, version: 0.1.0, condition: plaudit.enabled}]
 """
 
 
+@pytest.mark.long
 def test_a_copy_of_the_chart_in_an_umbrella_takes_the_usual_values(helm: str, tmp_path: Path):
     shutil.copytree(CHART, tmp_path / "charts" / "plaudit", symlinks=True)
     (tmp_path / "Chart.yaml").write_text(PARENT)

@@ -7,6 +7,8 @@ import sys
 from collections import Counter
 from statistics import median
 
+import pytest
+
 from product_modules import ROOT, Module, importers, modules
 
 MOST_MODULES = 347
@@ -42,6 +44,7 @@ def test_no_file_is_too_long_to_read_at_once():
     assert {module.shown: module.lines for module in modules().values() if module.lines > MOST_LINES} == {}
 
 
+@pytest.mark.long
 def test_the_way_of_a_sample_leads_through_few_files():
     command = [sys.executable, ROOT / "tests" / "support" / "sample_way.py"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout

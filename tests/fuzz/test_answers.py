@@ -258,6 +258,7 @@ def test_what_an_environments_server_answers_costs_its_own_sample(
 
 @quietly
 @given(STATUSES, ANSWERS, st.sampled_from(["application/json", "text/event-stream", "text/html"]))
+@pytest.mark.long
 def test_what_an_mcp_server_answers_ends_its_own_call(doors: Doors, status: int, body: bytes, content: str) -> None:
     server = doors.server
     server.honest, server.status, server.kind = False, status, content

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from plaudit_wire import VERSION
 from plaudit_workers.cli import COMMANDS
 
@@ -14,12 +16,14 @@ DOCKERFILE = Path(__file__).parents[2] / "workers" / "Dockerfile"
 ABSENT = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'vllm', 'ray'))); "
 
 
+@pytest.mark.long
 def test_what_the_worker_image_imports_needs_no_heavy_packages():
     [imported] = re.findall(r'python3 -c "(import plaudit_workers[^"]+)"', DOCKERFILE.read_text())
     done = subprocess.run([sys.executable, "-c", ABSENT + imported], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_every_command_but_run_works_without_heavy_packages():
     modules = sorted({command.function.partition(":")[0] for name, command in COMMANDS.items() if name != "run"})
     program = f"{ABSENT}from importlib import import_module; [import_module(name) for name in {modules!r}]"

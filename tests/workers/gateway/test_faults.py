@@ -24,6 +24,7 @@ async def scored(client: RewardClient, given: list[dict[str, str]]) -> list[Resu
     return await asyncio.gather(*map(client.score, given))
 
 
+@pytest.mark.long
 async def test_a_gateway_that_is_killed_and_restarted_loses_nothing(start_service: Any, gateway_process: Any) -> None:
     async with (
         start_service(workers=0) as service,

@@ -115,6 +115,7 @@ def test_a_refusal_by_mlflow_is_reported(tmp_path, monkeypatch):
         Sinks(tmp_path, ["mlflow"])
 
 
+@pytest.mark.long
 def test_weights_and_biases_gets_every_figure_once_in_the_same_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "demo-1").mkdir()

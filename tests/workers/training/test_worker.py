@@ -66,6 +66,7 @@ async def test_a_row_that_cannot_travel_is_refused_with_file_row_and_remedy(star
     assert ending.message.endswith("Write it as text")
 
 
+@pytest.mark.long
 async def test_a_trainer_records_why_the_run_ended_and_forgets_it_when_it_starts_again(start, tmp_path, monkeypatch):
     """On Kubernetes nobody else does: the live page and `plaudit report` read it from the run's folder."""
     ending = await start({**GOOD_ROW, "reward_model": {"ground_truth": 10**30}})
