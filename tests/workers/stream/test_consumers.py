@@ -255,16 +255,17 @@ async def test_a_claim_answers_names_and_payloads_are_read_a_few_at_a_time(run: 
 
 async def test_one_look_for_lapsed_leases_serves_all_consumers(run: Any, transport: Transport) -> None:
     """Each looking by itself would cost Redis the square of their number."""
+    lease_s = 0.4
     await run.published(n=2)
-    await asyncio.sleep(0.05)
-    rules = ClaimRules(lease_s=0.01, look_every_s=60.0, suspect_from=9, poison_limit=9)
+    await asyncio.sleep(1.2 * lease_s)
+    rules = ClaimRules(lease_s=lease_s, look_every_s=60.0, suspect_from=9, poison_limit=9)
 
     async def looked(name: str, count: int) -> int:
         return len((await transport.reads.run(claim("samples", name, count, rules, None, []))).entries)
 
     assert await looked("reward-1", 1) == 1  # it found more than it could take: the next one looks too
     assert await looked("reward-2", 8) == 1
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(1.2 * lease_s)
     assert await looked("reward-3", 8) == 0
     await transport.commands.delete(transport.names.leases)
     assert await looked("reward-3", 8) == 2

@@ -21,6 +21,7 @@ from plaudit_workers.stream.libraries import libraries
 from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.transport import Transport
 from stream_protocol.own_redis import OwnRedis
+from waiting import until
 
 RUN = "libraries-1"
 LIBRARY = Scripts().library
@@ -49,22 +50,26 @@ def load(server: OwnRedis, *loaded: FunctionLibrary) -> None:
 
 
 async def test_a_role_waits_until_the_functions_are_loaded(server: OwnRedis, caplog: pytest.LogCaptureFixture) -> None:
+    def refusals() -> int:
+        messages = [record.getMessage() for record in caplog.records]
+        return messages.count("Redis refuses commands for now; retrying")
+
     opening = asyncio.create_task(Transport.open(address(server, "reward"), RUN, stop=asyncio.Event()))
-    await asyncio.sleep(0.1)
+    await until(lambda: refusals() == 1)
     assert not opening.done()
     load(server, *libraries())
-    transport = await asyncio.wait_for(opening, 10)
+    transport = await asyncio.wait_for(opening, 60)
     with Redis(port=server.port, username=ADMIN, password="word") as admin:
         admin.flushall()
         await transport.recreate_groups()  # FLUSHALL leaves functions
         admin.function_flush()
     lost = asyncio.create_task(transport.scripts.run(open_streams(lost=True)))
-    await asyncio.sleep(0.1)
+    await until(lambda: refusals() == 2)
     assert not lost.done()
     load(server, *libraries())
-    await asyncio.wait_for(lost, 10)
+    await asyncio.wait_for(lost, 60)
     await transport.close()
-    assert [record.getMessage() for record in caplog.records].count("Redis refuses commands for now; retrying") == 2
+    assert refusals() == 2
 
 
 async def test_a_judges_budget_waits_for_its_functions_too(server: OwnRedis) -> None:

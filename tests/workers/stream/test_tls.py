@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -176,6 +178,16 @@ async def test_a_connection_that_was_cut_off_is_explained(mistake: tuple[RedisAd
 
 async def test_a_server_that_is_content_has_no_problem_of_tls(mutual: RedisAddress) -> None:
     assert await mutual.tls_problem(ConnectionResetError()) == ""
+
+
+async def test_a_frozen_server_does_not_spoil_the_end_of_a_process(mutual: RedisAddress) -> None:
+    client = mutual.client(timeout_s=5.0, retries=0)
+    server = (await client.info("server"))["process_id"]
+    os.kill(server, signal.SIGSTOP)
+    try:
+        await client.aclose(close_connection_pool=True)
+    finally:
+        os.kill(server, signal.SIGCONT)
 
 
 async def test_a_name_that_is_not_checked_is_let_through(start_redis: StartRedis, authority: Any) -> None:
