@@ -1,4 +1,4 @@
-"""The programs that a cluster consists of: built from the modules pinned in go/, kept in a cache folder."""
+"""The programs that a cluster consists of: built from the modules that go/go.mod pins, kept in a cache folder."""
 
 import hashlib
 import io
@@ -17,8 +17,6 @@ from pathlib import Path
 from .host import CGROUPS, FailureError, locked
 
 HERE = Path(__file__).parent.parent
-PARTS = ("kubernetes", "addons")
-"""Go modules under go/ that are built apart: 4½ and 1¾ minutes of two idle cores."""
 DEBIAN_PACKAGES = {  # what has to be there: the package that brings it
     "conntrack": "conntrack",
     "containerd": "containerd",
@@ -56,19 +54,16 @@ class Programs:
         self.bin = self.cache / "bin"
         self.pause_image = self.cache / "pause.tar"
 
-    def build(self, parts: Sequence[str] = PARTS) -> None:
-        """Builds what is missing or older than its sources. A build that was cut short goes on where it was."""
-        with locked(self.cache):
-            if "kubernetes" in parts:
-                self._build("kubernetes", ["tool"])
-                if (self.bin / "server").exists():  # so is etcd's main package named
-                    (self.bin / "server").rename(self.bin / "etcd")
-            if "addons" in parts:
-                self._build("addons", ["tool", "./..."])
-                write_image(self.pause_image, "localhost/pause:1", {"pause": self.bin / "pause"})
+    def build(self) -> None:
+        """Builds what is missing or older than its sources. A build that was cut short goes on where it was.
 
-    def _build(self, name: str, packages: Sequence[str]) -> None:
-        build_module(HERE / "go" / name, self.bin, self.cache / f"{name}.sha256", packages, self._ldflags())
+        One module holds them all: what Kubernetes, Helm and the volumes share is compiled once.
+        """
+        with locked(self.cache):
+            build_module(HERE / "go", self.bin, self.cache / "sources.sha256", ["tool", "./..."], self._ldflags())
+            if (self.bin / "server").exists():  # so is etcd's main package named
+                (self.bin / "server").rename(self.bin / "etcd")
+            write_image(self.pause_image, "localhost/pause:1", {"pause": self.bin / "pause"})
 
     def _ldflags(self) -> str:
         """Stamps the version, without which Helm cannot tell what it talks to."""
@@ -79,7 +74,7 @@ class Programs:
 
 
 def _kubernetes_version() -> str:
-    required = (HERE / "go" / "kubernetes" / "go.mod").read_text()
+    required = (HERE / "go" / "go.mod").read_text()
     found = re.search(r"^\s*k8s\.io/kubernetes (v\S+)", required, re.MULTILINE)
     assert found
     return found[1]
