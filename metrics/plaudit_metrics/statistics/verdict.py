@@ -246,7 +246,8 @@ _CLOCK_WAS_SET = (
     "Redis's clock was set, so the stamps do not give what the trainer waited for: the next steps give it again."
 )
 _READY_WAITED = (
-    "Groups were ready, and the trainer had not taken them: it waits in between for the GPUs, for weights or for Redis."
+    "Groups were ready, and the trainer had not taken them: it waited for the GPUs, for weights or for Redis, or was "
+    "frozen."
 )
 
 
