@@ -323,7 +323,7 @@ def test_the_scorer_whose_limit_or_call_held_the_step_is_named(sample: Build) ->
         ({"class": {"post_process_s": 7.0}}, "It is its post_process_scores"),
         ({"ranks": {"of_group": True, "call_s": 0.1}}, "the wait for a free reward worker"),
     ],
-)  # fmt: skip
+)
 def test_the_scorer_for_which_groups_waited_is_named_and_no_sample_waited_for_it(
     sample: Build, group: Build, scorers: dict[str, dict[str, Any]], said: str
 ) -> None:
