@@ -258,7 +258,14 @@ class GroupScoring:
         for i, value, new in zip(chosen, values, records, strict=True):
             old = scorings[i].scorers[name]
             extra = {**old.extra, **new.extra, "before_post_process": value}
-            changed = msgspec.structs.replace(old, outcome=new.outcome, value=new.value, reason=new.reason, extra=extra)
+            changed = msgspec.structs.replace(
+                old,
+                outcome=new.outcome,
+                value=new.value,
+                reason=new.reason,
+                post_process_s=new.seconds,
+                extra=extra,
+            )
             result[i] = msgspec.structs.replace(scorings[i], scorers={**scorings[i].scorers, name: changed})
         return result
 
@@ -288,7 +295,7 @@ class GroupScoring:
                 stage.rules.allowance(self._timeout_s),
             )
         scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
-        return [record_of(score, ended) for score in scores]
+        return [msgspec.structs.replace(record_of(score, ended), of_group=True) for score in scores]
 
 
 def _value(scoring: ScoringRecord) -> float:

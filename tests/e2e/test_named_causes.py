@@ -1,11 +1,13 @@
 """One real run whose parts are slowed or stopped, one after the other: the verdict names each, and so do the records.
 
 While a fault lasts, ``/api/v1/verdict`` says what the open step waits for; the record of the step that it held names
-the same cause afterwards. The seconds until then are printed (``pytest -s``), and in the file ``named_causes.txt``.
+the same cause afterwards. The seconds from the fault until the right sentence, which then stays, are printed
+(``pytest -s``), and in the file ``named_causes.txt``.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -77,21 +79,22 @@ class Observed:
 
     async def named(self, fault: str, cause: str, words: str, held_s: float = _HELD_S) -> int:
         """Wait until a step that is open for so long is said to wait for this cause; return its number."""
-        began, seen, step = time.monotonic(), dict[str, None](), 0
+        began, seen, step, since = time.monotonic(), dict[str, None](), 0, math.inf
 
         async def said() -> bool:
-            nonlocal step
+            nonlocal step, since
             found = (await self.verdict())["open"]
             seen[f"{found['waits_for']}: {found['text']}"] = None
             step = found["step"]
-            held = (found["seconds"] or 0.0) >= held_s
-            return bool(held and found["waits_for"] == cause and words in found["text"])
+            right = found["waits_for"] == cause and words in found["text"]
+            since = min(since, time.monotonic()) if right else math.inf
+            return bool(right and (found["seconds"] or 0.0) >= held_s)
 
         try:
             await until(said, within_s=NAMED_WITHIN_S, every_s=0.2)
         except TimeoutError:
             pytest.fail(f"{fault}: {cause!r} with {words!r} was not said, but {list(seen)}")
-        self.table += f"{fault:24} {time.monotonic() - began:6.1f} s  {list(seen)[-1]}\n"
+        self.table += f"{fault:24} {since - began:6.1f} s  {list(seen)[-1]}\n"
         return step
 
     async def recorded(self, fault: str, step: int, verdict: str, words: str) -> None:
@@ -152,6 +155,15 @@ async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(
     observed.judge_late_s = 0.0
     await observed.recorded("judge at its limit", step, "limiter", "limits of a scorer")
 
+    observed.run.break_(scorer=16.0)
+    await observed.busy("reward")
+    observed.run.freeze("trainer")
+    observed.run.mend()
+    waited_s = 4 * 16.0  # most of the step's wait is then for the trainer
+    step = await observed.named("frozen trainer", "silent-trainer", "for which scored groups wait", held_s=waited_s)
+    observed.run.thaw("trainer")
+    await observed.recorded("frozen trainer", step, "trainer", "Groups were ready")
+
     for role, slow, verdict, recorded in (
         ("reward", {"scorer": 16.0}, "reward-queue", "with a reward worker that was frozen or lost"),
         ("rollout", {"engine": 16.0}, "generation", "taken over from a rollout that was frozen or lost"),
@@ -171,6 +183,11 @@ async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(
     await observed.closed(step)
     observed.network.late_s = lambda: 0.0
     await observed.recorded("slow Redis", step, "redis", "Redis replied slowly")
+
+    observed.network.cut()
+    step = await observed.named("cut network", "silent", "no process of the run has sent a heartbeat", held_s=0.0)
+    observed.network.restore()
+    await observed.recorded("cut network", step, "redis", "Redis ")
 
     assert observed.redis.pid is not None
     os.kill(observed.redis.pid, signal.SIGSTOP)

@@ -187,8 +187,22 @@ def test_a_service_that_is_idle_or_repaired_forgets_the_night() -> None:
     series.show_snapshot(RunSnapshot(time=1200.0 + 1900.0))
     assert [get(series, name, **labels) for name, labels in RATIOS] == [None, None, None]
     assert get(series, "plaudit_limiter_recent_wait_seconds", judge="judge") is None
+    series.count_samples([sample(4000.0, step=NO_STEP)])  # of the night nothing counts, however few have come since
+    series.show_snapshot(RunSnapshot(time=4000.0))
+    assert [get(series, name, **labels) for name, labels in (*RATIOS, (LOW, {}))] == [None] * 4
+    assert get(series, SCORER_LOW, scorer="judge") == 0.0
     series.count_samples([sample(4000.0, step=NO_STEP) for _ in range(20)])
     assert [get(series, name, **labels) for name, labels in RATIOS] == [0.0, 0.0, 0.0]
+
+
+def test_a_quiet_service_whose_samples_all_fail_is_seen() -> None:
+    series = RunSeries(info=SERVICE)
+    for number in range(60):
+        bad = 20 <= number < 40
+        series.count_samples([sample(1000.0 + 300.0 * number, bad=bad, step=NO_STEP)])
+        assert ((get(series, LOW) or 0.0) > THRESHOLDS["failedShare"]) >= (number == 39)
+    series.count_samples([sample(20000.0, step=NO_STEP) for _ in range(20)])
+    assert get(series, LOW) == 0.0
 
 
 def test_few_values_have_no_share() -> None:

@@ -314,6 +314,28 @@ def test_the_scorer_whose_limit_or_call_held_the_step_is_named(sample: Build) ->
     assert "far" not in explain("straggler", figures | {"straggler_s": 90.0})  # something else was late
 
 
+@pytest.mark.parametrize(
+    ("scorers", "said"),
+    [
+        ({"ranks": {"of_group": True, "call_s": 7.0}}, "The slowest is ranks: 7.00 s at the median, 7.00 s at"),
+        ({"ranks": {"of_group": True, "limiter_s": 7.0}}, "It waited 7.00 s for its limits"),
+        ({"ranks": {"of_group": True, "retry_s": 7.0}}, "Attempts of ranks that failed"),
+        ({"class": {"post_process_s": 7.0}}, "It is its post_process_scores"),
+        ({"ranks": {"of_group": True, "call_s": 0.1}}, "the wait for a free reward worker"),
+    ],
+)
+def test_the_scorer_for_which_groups_waited_is_named_and_no_sample_waited_for_it(
+    sample: Build, group: Build, scorers: dict[str, dict[str, Any]], said: str
+) -> None:
+    records = {name: ScorerRecord("scored", 1.0, **figures) for name, figures in scorers.items()}
+    records["exact"] = ScorerRecord("scored", 1.0, call_s=0.5)
+    figures = step_of(sample, group, update_s=1.0, score=1.0, group_scorer=7.0, scorers=records)
+    assert verdict(figures) == "group-scorer"
+    assert said in explain("group-scorer", figures)
+    assert "The slowest is exact" in explain("reward", figures)
+    assert "ranks" not in explain("limiter", figures)
+
+
 def test_a_scorer_whose_attempts_fail_is_named_though_its_last_one_is_fast() -> None:
     times = {f"reward_pipeline/scorer/flaky/retry_s/{place}": 8.0 for place in (*PLACES, "max")}
     figures = of_scorer("flaky", 0.0, 0.01) | of_scorer("far", 0.0, 0.5) | times

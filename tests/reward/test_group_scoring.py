@@ -40,6 +40,7 @@ async def test_a_group_scorer_adds_its_weighted_value_to_samples_that_have_one(s
     assert scorings[1].outcome == "data_error"
     assert "length" not in scorings[1].scorers
     assert scorings[0].scorers["length"].value == 10.0
+    assert [scorings[0].scorers[name].of_group for name in ("number", "length")] == [False, True]
 
 
 async def test_with_group_scorers_only_a_sample_has_no_value_of_its_own(make_sample: MakeSample) -> None:
@@ -116,6 +117,7 @@ async def test_the_class_of_a_scorer_may_change_its_values_afterwards(samples: l
     assert [scoring.value for scoring in scorings] == [6.0, None, 16.0]
     record = scorings[0].scorers["mine"]
     assert (record.value, record.extra["before_post_process"], record.extra["explanation"]) == (10.0, 1.0, "score: 1")
+    assert (record.post_process_s > 0, record.of_group) == (True, False)
 
 
 async def test_trl_functions_score_a_group_in_one_call(open_scorer: Open, make_sample: MakeSample) -> None:

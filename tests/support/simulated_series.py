@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random
 
 from plaudit_metrics.monitoring.rules import LEAST_SAMPLES
 from plaudit_metrics.service.series.collectors import RecentLow, RecentMean, RecentWindow
@@ -25,10 +26,10 @@ _CLOCK_BEHIND_S = 1200.0
 _STANDING = (
     *("hung scorer", "dead redis", "dead trainer", "suspended", "resume", "finished", "no rollout", "not starting"),
     *("no reward worker", "raising function", "first step hangs", "trainer restarts", "suspended often"),
-    *("slow validation", "validation hangs"),
+    *("slow validation", "validation hangs", "first step fails", "suspended once then restarts"),
 )
 """In these no step closes."""
-_FROM_THE_START = ("first step", "first step hangs")
+_FROM_THE_START = ("first step", "first step hangs", "first step fails")
 """These begin in the fault: there is nothing of the run before."""
 
 
@@ -89,6 +90,8 @@ class Run:
     recent_late: RecentMean = field(init=False)
     recent_failed: RecentMean = field(init=False)
     recent_low: RecentLow = field(init=False)
+    rare_low: RecentLow = field(init=False)
+    """Of a scorer that is asked for one sample of a step."""
     call_s: float = 5.0
     steps: int = 0
     seconds: float = 0.0
@@ -107,16 +110,19 @@ class Run:
         """Begin without samples."""
         self.window = RecentWindow(has_steps=not self.cell.scenario.startswith("service"))
         self.recent_late, self.recent_failed = RecentMean(self.window), RecentMean(self.window)
-        self.recent_low = RecentLow(self.window, LEAST_SAMPLES)
+        self.recent_low, self.rare_low = RecentLow(self.window, LEAST_SAMPLES), RecentLow(self.window)
 
     @property
     def shares(self) -> tuple[int, float, float]:
         """Return the samples of a step and the shares that are late and failed in the fault, by the scenario's name."""
-        found = re.fullmatch(r"(\d+) samples, (\d+) % (late|failed)", self.cell.scenario)
+        found = re.fullmatch(r"(\d+) samples, (\d+) % (late|failed|at random)", self.cell.scenario)
         if found is None:
             return SAMPLES_PER_STEP, 0.0, 0.0
-        share = int(found[2]) / 100
-        return int(found[1]), share, share if found[3] == "failed" else 0.0
+        count, share = int(found[1]), int(found[2]) / 100
+        if found[3] == "at random":
+            chance = Random(f"{self.cell.run} {self.steps}")
+            share = sum(chance.random() < share for _ in range(count)) / count
+        return count, share, share if found[3] != "late" else 0.0
 
     def scrapes(self) -> Iterator[dict[str, float | None]]:
         """Yield the series of each scrape; None is a scrape without that series."""
@@ -135,9 +141,9 @@ class Run:
             self.opened_s = self.trainer_started_s = until_s  # a new trainer has started
         if self._is_suspended(self.now_s) and not self._is_suspended(until_s):
             self.opened_s = self.trainer_started_s = until_s
-        if fault == "trainer restarts" and until_s % 720.0 < until_s - self.now_s:
+        if fault in ("trainer restarts", "suspended once then restarts") and until_s % 720.0 < until_s - self.now_s:
             self.trainer_started_s = until_s
-        if fault == "raising function" and until_s - self.opened_s >= self.cell.step_s / 2:
+        if fault in ("raising function", "first step fails") and until_s - self.opened_s >= self.cell.step_s / 2:
             self._samples(SAMPLES_PER_STEP, late=1.0, failed=1.0)
         if self.cell.scenario.startswith("service"):
             self._serve(fault)
@@ -150,9 +156,11 @@ class Run:
             self.hanging_since = None
 
     def _is_suspended(self, now_s: float) -> bool:
-        """Return True in the first six of each twelve minutes of the fault."""
+        """Return True in the first six minutes of the fault, or of each twelve of it."""
         fault_s = now_s - self.cell.fault_min * 60.0
-        return "often" in self.cell.scenario and fault_s >= 0 and now_s < self._recovered_s and fault_s % 720 < 360
+        is_fault = fault_s >= 0 and now_s < self._recovered_s
+        often, once = (word in self.cell.scenario for word in ("suspended often", "suspended once"))
+        return is_fault and ((often and fault_s % 720 < 360) or (once and fault_s < 360))
 
     def _catches_up(self, now_s: float) -> bool:
         """Return True while the step that a dead Redis held goes on, for eight minutes."""
@@ -167,7 +175,14 @@ class Run:
         return self.cell.scenario == "resume" and resumed_s <= now_s < resumed_s + 600.0
 
     def _serve(self, fault: str) -> None:
-        if fault == "service with a throttled judge, then idle":
+        fails = float("fails" in fault)
+        if "quiet" in self.cell.scenario:
+            self._samples(1, late=fails, failed=fails)
+        elif "idle hour" in self.cell.scenario:
+            idle = self._recovered_s <= self.now_s < self._recovered_s + 2400.0
+            many = not self.now_s >= self._recovered_s  # after it, few samples
+            self._samples((not idle) * (SAMPLES_PER_STEP if many else 1), late=fails, failed=fails)
+        elif fault == "service with a throttled judge, then idle":
             self._samples(SAMPLES_PER_STEP, late=1.0, failed=0.0)
         elif fault != "service with a hung scorer" and "idle" not in self.cell.scenario:
             self._samples(SAMPLES_PER_STEP, late=0.0, failed=0.0)
@@ -211,6 +226,7 @@ class Run:
             count, late, failed = self.shares if fault else (self.shares[0], 0.0, 0.0)
             late = 1.0 if fault in ("slow rewards", "first step") else late
             self._samples(count, late=late, failed=failed)
+            self.rare_low.add(float(fault == "rare scorer fails"), 1, self.window.add(0, self.now_s))
             self.window.close_step(count)
             self.opened_s = self.closed
             if fault == "validation" and until_s - self.opened_s < self.cell.step_s:
@@ -266,6 +282,7 @@ class Run:
             "plaudit_recent_failed_low_ratio": self.recent_low.share,
             'plaudit_scorer_recent_failed_ratio{scorer="judge"}': failed,
             'plaudit_scorer_recent_failed_low_ratio{scorer="judge"}': self.recent_low.share,
+            'plaudit_scorer_recent_failed_low_ratio{scorer="rare"}': self.rare_low.share,
             'plaudit_limiter_recent_wait_seconds{judge="judge"}': None if late is None else 30.0 if throttled else 1.0,
             'plaudit_tool_recent_failed_ratio{tool="search"}': 0.6 if fault == "broken tool" else 0.02,
             "plaudit_sandbox_recent_failed_low_ratio": 0.2
@@ -381,7 +398,8 @@ class Run:
         roles = ["reward"] if service else list(workers)
         hanging = 0.0 if self.hanging_since is None else self.now_s - self.hanging_since
         since_fault = 60.0 * (minute - self.cell.fault_min)
-        unread = since_fault if fault in ("no reward worker", "few reward workers") else 0.0
+        waits = fault in ("no reward worker", "few reward workers") or (self.cell.scenario == "resume" and gone)
+        unread = max(since_fault, 0.0) if waits else 0.0
         grows = fault in ("service with too much work", "first step")
         backlog = since_fault if grows else 8.0 * (unread > 0)
         return {
@@ -451,13 +469,19 @@ def _labelled(name: str, run: str) -> str:
 
 
 def notation(values: list[float | None]) -> str:
-    """Return values as promtool reads them, runs of equal ones shortened."""
+    """Return values as promtool reads them, runs of equal ones shortened.
+
+    A series that a scrape no longer has ends at once, as in Prometheus: the first value that is missing is ``stale``.
+    """
     parts: list[str] = []
     start = 0
     for place in range(1, len(values) + 1):
         if place == len(values) or values[place] != values[start]:
-            text = "_" if values[start] is None else f"{values[start]:.10g}"
             length = place - start
-            parts.append(text if length == 1 else f"{text}x{length}" if text == "_" else f"{text}x{length - 1}")
+            if values[start] is not None:
+                text = f"{values[start]:.10g}"
+                parts.append(text if length == 1 else f"{text}x{length - 1}")
+            else:
+                parts += ["stale"] * bool(parts) + [f"_x{length - bool(parts)}"] * (length > bool(parts))
             start = place
     return " ".join(parts)

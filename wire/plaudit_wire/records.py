@@ -171,8 +171,17 @@ class ScorerRecord(_Result, frozen=True, omit_defaults=True):
     """Seconds of the last attempt, ``wait_s`` excluded."""
     wait_s: float = 0.0
     """Seconds spent waiting for a free scorer process, over all attempts."""
+    of_group: bool = False
+    """The scorer is of group scope: its durations are those of the whole group, once all its samples had a score."""
+    post_process_s: float = 0.0
+    """Seconds in which it then changed the values of the whole group (``post_process_scores``), waits included."""
     attempts: int = 1
     extra: dict[str, float | str] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds from its beginning to its end, waits and retries included."""
+        return self.limiter_s + self.wait_s + self.retry_s + self.call_s
 
 
 class ScoringRecord(_Result, frozen=True, omit_defaults=True):

@@ -26,6 +26,8 @@ _STARTS = "changes(plaudit_trainer_started_timestamp_seconds[1h])"
 _TRAINER_LIVES = '(sum without (role, state) (plaudit_workers{role="trainer"}) > 0)'
 _REDIS_WAS_AWAY = "max_over_time((max_over_time(plaudit_redis_up[1m]) == bool 0)[15m:1m]) == 1"
 """For a whole minute, a quarter of an hour ago at most: the open step is as old as that made it, and goes on."""
+_UNLESS_RESUMED = "unless on (run) run:plaudit_stopped:last30m"
+"""As long as a job may start: until its pods have nodes and its processes models, a resumed one has no process."""
 _SAMPLES_END = "(sum without (outcome) (increase(plaudit_samples_total[30m])) > 0)"
 _BACKLOG = 'plaudit_stream_undelivered{stream=~"samples|groups"}'
 _QUEUE_AGE = 'plaudit_stream_oldest_undelivered_seconds{stream="samples"}'
@@ -38,7 +40,7 @@ def _without(role: str, stream: str) -> str:
     """Return an expression that holds while a stream has work, read or not, and no process of the role is ready."""
     ready = f'sum without (role, state) (plaudit_workers{{role="{role}", state!="starting"}})'
     work = f'plaudit_stream_undelivered{{stream="{stream}"}} + plaudit_stream_in_flight{{stream="{stream}"}}'
-    return f"{ready} == 0\nand ignoring (stream) {work} > 0"
+    return f"({ready} == 0\n  and ignoring (stream) {work} > 0)\n{_UNLESS_RESUMED}"
 
 
 def _burn(burn: Burn) -> Alert:
@@ -108,7 +110,7 @@ _PROGRESS = (
         "critical",
         "{{ $labels.run }}: no trainer has sent a heartbeat for five minutes.",
         "Nothing is trained. Other processes finish the open groups and wait.",
-        'sum without (role, state) (plaudit_workers{role="trainer"}) == 0',
+        f'(sum without (role, state) (plaudit_workers{{role="trainer"}}) == 0)\n{_UNLESS_RESUMED}',
         panel="Workers",
     ),
     Alert(
@@ -147,7 +149,7 @@ _PROGRESS = (
         f"unless ignoring (stream) (max without (stream) ({_QUEUE_AGE})"
         " <= <queueAgeSteps> * plaudit_last_step_seconds)\n"
         f"unless ignoring (stream) (max without (stream) ({_QUEUE_AGE}) <= <stalledSeconds>\n"
-        f"  and {_HAS_TRAINER} unless plaudit_last_step_seconds)",
+        f"  and {_HAS_TRAINER} unless plaudit_last_step_seconds)\n{_UNLESS_RESUMED}",
         panel="Age of the oldest unread entry",
     ),
     Alert(
@@ -609,7 +611,7 @@ def _phases() -> dict[str, str]:
     """Return the runs whose job is not running, or was not when an operator reported it last, within an hour.
 
     Without the hour, suspended jobs would fire while no operator runs. And return how often each was suspended, or
-    preempted by its queue, within an hour, and how often it went on.
+    preempted by its queue, within an hour, and how often it went on; and the runs that were so within half an hour.
     """
     jobs = 'plaudit_rljob_info{{run!="", phase{}"Running|Degraded"}}'
     other, running = (jobs.format(matches) for matches in ("!~", "=~"))
@@ -620,6 +622,7 @@ def _phases() -> dict[str, str]:
     return {
         "run:plaudit_not_running:last1h": f"max by (run) ({other})\nor {reported_last}",
         "run:plaudit_stops:changes1h": stops,
+        "run:plaudit_stopped:last30m": f"max_over_time({stopped}[30m:1m])",
     }
 
 

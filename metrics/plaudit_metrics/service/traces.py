@@ -140,7 +140,8 @@ class SpanSender:
             at += seconds[stage]
             child.end(_ns(at))
         for name, scorer in sample.scoring.scorers.items():
-            self._build_scorer(name, scorer, sample, root)
+            at_group = group.terminal if group is not None and scorer.of_group else None
+            self._build_scorer(name, scorer, sample, root, at_group)
         self._build_turns(sample, root)
         root.end(_ns(at))
 
@@ -160,9 +161,12 @@ class SpanSender:
                 child.end(_ns(started + call.call_s))
             span.end(_ns(at + turn.generate_s))
 
-    def _build_scorer(self, name: str, scorer: ScorerRecord, sample: SampleRecord, root: Any) -> None:
-        began = sample.stamps.score_taken or sample.stamps.committed or sample.stamps.admitted
-        ended = began + scorer.limiter_s + scorer.wait_s + scorer.retry_s + scorer.call_s
+    def _build_scorer(
+        self, name: str, scorer: ScorerRecord, sample: SampleRecord, root: Any, at_group: float | None
+    ) -> None:
+        """Build a scorer's span; one of group scope begins when the group's samples had scores: ``at_group``."""
+        began = at_group or sample.stamps.score_taken or sample.stamps.committed or sample.stamps.admitted
+        ended = began + scorer.seconds
         span = self._sdk.start(f"scorer {name}", began, of_scorer(name, scorer), parent=root)
         span.add_event(EVALUATION, evaluation(name, scorer), _ns(ended))
         self._sdk.fail(span, scorer.outcome, scorer.reason)

@@ -185,7 +185,7 @@ def _by_scorer(records: Iterable[SampleRecord]) -> list[dict[str, Any]]:
             "scorer": name,
             "outcomes": Counter(scorer.outcome for scorer in scorers),
             "value": _mean(scorer.value for scorer in scorers if scorer.value is not None),
-            **_spread([scorer.call_s + scorer.limiter_s + scorer.retry_s + scorer.wait_s for scorer in scorers]),
+            **_spread([scorer.seconds for scorer in scorers]),
         }
         for name, scorers in sorted(found.items())
     ]

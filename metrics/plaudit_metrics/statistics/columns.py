@@ -186,6 +186,10 @@ class ScorerColumns:
     call_s: Floats
     wait_s: Floats
     """Seconds waiting for a free scorer process."""
+    group_s: Floats
+    """Seconds for the sample's whole group, once all its samples had a score; a part of the others if ``of_group``."""
+    of_group: bool
+    """The scorer is of group scope."""
     outcome: Integers
     """Index into ``OUTCOMES``."""
     extras: dict[str, ExtraFigures]
@@ -306,7 +310,8 @@ class _ScorerCollector:
     """Collect the records of one scorer."""
 
     def __init__(self) -> None:
-        self._rows = PackedRows(8)
+        self._rows = PackedRows(9)
+        self._of_group = False
         self._extras: dict[str, tuple[float, int, float, float]] = {}
         """Name → sum, count, minimum and maximum."""
 
@@ -319,8 +324,10 @@ class _ScorerCollector:
             record.throttled_s,
             record.call_s,
             record.wait_s,
+            record.seconds if record.of_group else record.post_process_s,
             _OUTCOME_CODES[record.outcome],
         )
+        self._of_group = record.of_group
         if record.extra:
             self._add_extras(record.extra)
 
@@ -335,13 +342,23 @@ class _ScorerCollector:
             self._extras[name] = (total + value, count + 1, min(least, value), max(greatest, value))
 
     def columns(self) -> ScorerColumns:
-        value, limiter_s, held_s, retry_s, throttled_s, call_s, wait_s, outcome = self._rows.columns()
+        value, limiter_s, held_s, retry_s, throttled_s, call_s, wait_s, group_s, outcome = self._rows.columns()
         extras = {
             name: ExtraFigures(total / count, least, greatest)
             for name, (total, count, least, greatest) in sorted(self._extras.items())
         }
         return ScorerColumns(
-            value, limiter_s, held_s, retry_s, throttled_s, call_s, wait_s, outcome.astype(np.int64), extras
+            value,
+            limiter_s,
+            held_s,
+            retry_s,
+            throttled_s,
+            call_s,
+            wait_s,
+            group_s,
+            self._of_group,
+            outcome.astype(np.int64),
+            extras,
         )
 
 

@@ -326,11 +326,13 @@ def _behind(work_s: Mapping[str, Floats]) -> dict[str, float]:
 
 def _scorers(columns: SampleColumns) -> dict[str, float]:
     statistics: dict[str, float] = {}
-    behind_s = _behind({name: scorer.work_s for name, scorer in columns.scorers.items()})
+    behind_s = _behind({name: scorer.work_s for name, scorer in columns.scorers.items() if not scorer.of_group})
     for name, scorer in sorted(columns.scorers.items()):
         key = f"{_PIPELINE}/scorer/{name}"
-        for seconds in ("call_s", "limiter_s", "retry_s", "wait_s", "work_s"):
+        for seconds in ("call_s", "limiter_s", "retry_s", "wait_s", *(() if scorer.of_group else ("work_s",))):
             statistics |= distribution(f"{key}/{seconds}", getattr(scorer, seconds))
+        if scorer.group_s.any():
+            statistics |= distribution(f"{key}/group_s", scorer.group_s)
         if name in behind_s:
             statistics[f"{key}/behind_s"] = behind_s[name]
         if scorer.throttled_s.any():

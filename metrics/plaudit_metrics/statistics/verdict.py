@@ -246,7 +246,8 @@ _CLOCK_WAS_SET = (
     "Redis's clock was set, so the stamps do not give what the trainer waited for: the next steps give it again."
 )
 _READY_WAITED = (
-    "Groups were ready, and the trainer had not taken them: it waits in between for the GPUs, for weights or for Redis."
+    "Groups were ready, and the trainer had not taken them: it waited for the GPUs, for weights or for Redis, or was "
+    "frozen."
 )
 
 
@@ -311,7 +312,7 @@ def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -
         return _CLOCK_WAS_SET
     details = {"reward": _slowest_scorer, "generation": _of_generation, "tools": _slowest_tool}
     details |= {"reward-queue": _taken_over, "straggler": _last_of_all, "sandboxes": _slowest_of_machines}
-    details |= {"limiter": _most_limited, "endpoint": _most_limited}
+    details |= {"limiter": _most_limited, "endpoint": _most_limited, "group-scorer": _slowest_of_groups}
     more = details[name](statistics) if name in details else ""
     return " ".join(filter(None, (_EXPLANATIONS.get(name, ""), more)))
 
@@ -419,7 +420,8 @@ def _slowest_scorer(statistics: Mapping[str, float]) -> str:
 
     A sample waits for the scorer that ends last, however many others wait for their processes meanwhile.
     """
-    held = {found[1]: _held(statistics, found[1]) for key in statistics if (found := _CALL_KEY.fullmatch(key))}
+    names = (found[1] for key in statistics if (found := _CALL_KEY.fullmatch(key)))
+    held = {name: _held(statistics, name) for name in names if not _is_of_group(statistics, name)}
     if not held:
         return ""
     scorer = max(held, key=lambda name: (held[name].behind_s, held[name].slow_s))
@@ -441,6 +443,7 @@ def _slowest_scorer(statistics: Mapping[str, float]) -> str:
 def _most_limited(statistics: Mapping[str, float]) -> str:
     """Return a sentence on the scorer that waited longest for its limits."""
     limited = _of_each_scorer(statistics, "limiter_s/p95")
+    limited = {name: seconds for name, seconds in limited.items() if not _is_of_group(statistics, name)}
     scorer = max(limited, key=lambda name: limited[name], default="")
     if not limited.get(scorer, 0.0):
         return ""
@@ -448,6 +451,35 @@ def _most_limited(statistics: Mapping[str, float]) -> str:
     return (
         f"It is {scorer} that waited: {median_s:.2f} s at the median, {limited[scorer]:.2f} s at the 95th percentile."
     )
+
+
+def _slowest_of_groups(statistics: Mapping[str, float]) -> str:
+    """Return sentences on the scorer that held groups longest, and on what was most of it, if not its calls."""
+    slow = _of_each_scorer(statistics, "group_s/p95")
+    stage_s = statistics.get("reward_pipeline/group_scorer_s/p95", 0.0)
+    if sum(slow.values()) < HELD_SHARE * stage_s:
+        return f"Most of {stage_s:.2f} s was the wait for a free reward worker: add reward workers."
+    if not slow:
+        return ""
+    scorer = max(slow, key=lambda name: slow[name])
+    median_s, mean_s = (statistics.get(f"reward_pipeline/scorer/{scorer}/group_s/{of}", 0.0) for of in ("p50", "mean"))
+    sentence = f"The slowest is {scorer}: {median_s:.2f} s at the median, {slow[scorer]:.2f} s at the 95th percentile."
+    if not _is_of_group(statistics, scorer):
+        return f"{sentence} It is its post_process_scores that took so long."
+    limited_s, retry_s = (
+        statistics.get(f"reward_pipeline/scorer/{scorer}/{part}_s/mean", 0.0) for part in ("limiter", "retry")
+    )
+    if retry_s > HELD_SHARE * mean_s:
+        return f"{sentence} {_of_retries(statistics, scorer, 'mean')}"
+    if limited_s > HELD_SHARE * mean_s:
+        return f"{sentence} It waited {limited_s:.2f} s for its limits: raise them, or send fewer requests."
+    return sentence
+
+
+def _is_of_group(statistics: Mapping[str, float], scorer: str) -> bool:
+    """Return True for a scorer of group scope: samples did not wait for it, groups did."""
+    key = f"reward_pipeline/scorer/{scorer}"
+    return f"{key}/group_s/mean" in statistics and f"{key}/work_s/mean" not in statistics
 
 
 def _of_each_scorer(statistics: Mapping[str, float], figure: str) -> dict[str, float]:
@@ -463,14 +495,15 @@ def _last_of_all(statistics: Mapping[str, float]) -> str:
     if retried.get(scorer, 0.0) >= half_s:
         return " ".join(filter(None, (_taken_over(statistics), _of_retries(statistics, scorer, "max"))))
     beyond = {
-        name: most_s - statistics.get(f"reward_pipeline/scorer/{name}/work_s/p50", most_s)
-        for name, most_s in _of_each_scorer(statistics, "work_s/max").items()
+        (name, seconds): most_s - statistics.get(f"reward_pipeline/scorer/{name}/{seconds}/p50", most_s)
+        for seconds in ("work_s", "group_s")
+        for name, most_s in _of_each_scorer(statistics, f"{seconds}/max").items()
     }
-    scorer = max(beyond, key=lambda name: beyond[name], default="")
-    slowest = ""
-    if beyond.get(scorer, 0.0) >= half_s:
-        most_s = statistics[f"reward_pipeline/scorer/{scorer}/work_s/max"]
-        slowest = f"Its scorer {scorer} took {most_s:.2f} s, {most_s - beyond[scorer]:.2f} s at the median."
+    scorer, seconds = max(beyond, key=lambda each: beyond[each], default=("", ""))
+    slowest, beyond_s = "", beyond.get((scorer, seconds), 0.0)
+    if beyond_s >= half_s:
+        most_s = statistics[f"reward_pipeline/scorer/{scorer}/{seconds}/max"]
+        slowest = f"Its scorer {scorer} took {most_s:.2f} s, {most_s - beyond_s:.2f} s at the median."
     return " ".join(filter(None, (_taken_over(statistics), slowest)))
 
 

@@ -38,6 +38,12 @@ TURNS = range(len(LENGTHS)) if settings().max_examples >= 40 else range(1)
 
 _BOTH_BURNS = {"RewardLatencyBurn warning": LENGTHS}
 """The trainer hardly waits: nothing is critical."""
+_SERVICE_FAILS = {
+    "ScoresFailing critical": LENGTHS,
+    "ScorerFailing warning": LENGTHS,
+    "RewardLatencyBurn critical": LENGTHS,
+    "RewardLatencyBurn warning": LENGTHS,
+}
 SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "healthy": {},
     "slow rewards": {
@@ -58,11 +64,18 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "dead trainer": {"NoTrainer critical": LENGTHS},
     "trainer restarts": {"TrainerRestarting critical": LENGTHS},
     "suspended often": {},
+    "suspended once then restarts": {"TrainerRestarting critical": LENGTHS},
     "validation": {},
     "slow validation": {},
     "validation hangs": {"StepStalled critical": SHORT},
     "first step": {"RewardLatencyBurn warning": LENGTHS, "RewardsUniform warning": (LONG,)},
     "first step hangs": {"StepStalled critical": LENGTHS},
+    "first step fails": {
+        "ScoresFailing critical": LENGTHS,
+        "ScorerFailing warning": LENGTHS,
+        "RewardLatencyBurn warning": LENGTHS,
+        "StepStalled critical": (LONG,),  # samples end, so it may take three hours
+    },
     "dead metrics pod": {"RunWithoutMetrics critical": LENGTHS},
     "suspended": {},
     "resume": {},
@@ -76,6 +89,8 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
         "RewardLatencyBurn warning": LENGTHS,
     },
     "service with too much work": {"BacklogGrowing warning": LENGTHS},
+    "service that is quiet fails": _SERVICE_FAILS,
+    "service fails before an idle hour": _SERVICE_FAILS,
     "restart": {},
     "eviction": {},
     "flapping workers": {"Redelivering warning": LENGTHS},
@@ -124,6 +139,8 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
         f"{samples} samples, 16 % failed": {"ScoresFailing critical": LENGTHS, "RewardLatencyBurn warning": LENGTHS}
         for samples in (64, 1024)
     },
+    **{f"{samples} samples, 3 % at random": {} for samples in (16, 64)},
+    "rare scorer fails": {"ScorerFailing warning": SHORT},  # it is asked for one sample a step
     "16 samples, 16 % failed": {"ScoresFailing critical": SHORT, "RewardLatencyBurn warning": LENGTHS},
     "full redis": {"RedisMemoryHigh critical": LENGTHS},
     "unwritten redis": {"RedisPersistenceFailing critical": LENGTHS},
@@ -267,6 +284,10 @@ PAGES = {
     "unwritten redis": "RedisPersistenceFailing",
     "failed": "RLJobFailed",
     **{f"{samples} samples, 16 % failed": "ScoresFailing" for samples in (16, 64, 1024)},
+    "suspended once then restarts": "TrainerRestarting",
+    "first step fails": "ScoresFailing",
+    "service that is quiet fails": "ScoresFailing",
+    "service fails before an idle hour": "ScoresFailing",
 }
 """Scenario → the only page; the others wake nobody."""
 TOGETHER = {

@@ -84,18 +84,20 @@ class RecentWindow:
     The slow and the failed samples of a step end last. So any part of a step is a biased sample of it, and a rate over
     a window of time is undefined between two steps that are further apart. While the first step is open, all its
     samples are recent. Without steps, the quarter of an hour ends with the newest sample, so that a pause does not
-    change the figure; a service that has been idle for longer has none.
+    change the figure; a service that has been idle for longer has none, and begins anew with its next sample.
     """
 
     def __init__(self, *, has_steps: bool, most: int | None = MOST_SAMPLES, idle_s: float = IDLE_S) -> None:
         self._has_steps = has_steps
         self._size = None if has_steps else most
         self._idle_s = idle_s
-        self._samples = 0
+        self._samples = self._idle_before = 0
         self._newest = self._now = 0.0
 
     def add(self, samples: int, at: float) -> tuple[int, float]:
         """Count samples that ended then (seconds since the epoch); return their place for ``is_recent``."""
+        if not self._has_steps and at - self._newest > self._idle_s:
+            self._idle_before = self._samples
         self._samples += samples
         self._newest = max(self._newest, at)
         return self._samples, at
@@ -129,12 +131,13 @@ class RecentWindow:
         """Return True if the samples of this place may still tell what is to be expected of the next ones."""
         if place[1] >= self._newest - RECENT_S:
             return True
-        return self._has_steps and self.age(place) < EVIDENCE_STEPS * self.whole_steps
+        steps = EVIDENCE_STEPS if self._has_steps else 1  # few samples an hour are all that tells of a quiet service
+        return place[0] > self._idle_before and self.age(place) < steps * self.whole_steps
 
     def holds(self, place: tuple[int, float], newer: int) -> bool:
         """Return True if the samples of this place are recent; ``newer`` are the values that came after them."""
         number, at = place
-        if self._size is not None and number <= self._samples - self._size:
+        if number <= self._idle_before or (self._size is not None and number <= self._samples - self._size):
             return False
         return self._has_steps or at >= self._newest - RECENT_S or newer < LEAST_SAMPLES
 
