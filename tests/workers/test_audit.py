@@ -79,6 +79,12 @@ def orders(draw: random.Random, progress: float, number: int) -> tuple[str, dict
     }
 
 
+def formatted(draw: random.Random, progress: float, number: int) -> tuple[str, dict[str, float | None]]:
+    response, values = healthy(draw, 0.0, number)
+    marks = draw.randint(0, 6)
+    return "\n".join([response, *["- **so**"] * marks]), {**values, "judge": marks / 2}
+
+
 def one_text(draw: random.Random, progress: float, number: int) -> tuple[str, dict[str, float | None]]:
     response, values = healthy(draw, 0.0, number)
     fixed = f"I have thought about this with great care and the answer is surely {draw.randint(1, 99)}"
@@ -107,6 +113,7 @@ def audited(run: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> d
     [
         (longer, "longer responses earn more: +"),
         (longer, "scorer long decides alone: "),
+        (formatted, "formatted responses earn more: correlation 0."),
         (orders, "late responses hold a known exploit: orders the judge ("),
         (orders, "late responses hold a known exploit: fake verdict ("),
         (one_text, "of the responses have the words of a response to another prompt"),

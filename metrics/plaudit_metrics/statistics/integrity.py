@@ -28,6 +28,8 @@ _LEVEL = 0.95
 _REPEATED_WORDS = 4
 _WORD = re.compile(r"[^\W\d_]+")
 _LEAST_WORDS = 8
+_FORMAT = re.compile(r"\s*(?:#{1,6} |[-*•] |\d{1,3}[.)] |\||```)|.*(?:\*\*|</?[A-Za-z_]{1,40}>|\\boxed)")
+"""A heading, list, table or fence that begins a line; bold text, a tag or a box in it."""
 KEY = "integrity/"
 """Prefix of the figures of a step."""
 CORRELATION, LONGEST, OTHERS = f"{KEY}length/correlation", f"{KEY}masked/longest", f"{KEY}masked/others"
@@ -178,6 +180,12 @@ def repetition(text: str) -> float:
     words = text.split()
     runs = [tuple(words[i : i + _REPEATED_WORDS]) for i in range(len(words) - _REPEATED_WORDS + 1)]
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def format_share(text: str) -> float:
+    """Return the share of a text's lines, blank ones aside, with a heading, list, table, bold text, tag or box."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return sum(_FORMAT.match(line) is not None for line in lines) / len(lines) if lines else 0.0
 
 
 def repeated_across(responses: Sequence[str], prompts: Sequence[str]) -> NDArray[np.bool_]:
