@@ -223,6 +223,12 @@ def test_a_hole_in_one_data_source_is_named(folder: Path, capsys: pytest.Capture
     assert found["filler"]["share_by_source"] == {"products": 1.0, "sums": 0.0}
 
 
+def test_a_prompt_that_is_the_right_response_is_no_hole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows([{"question": str(a), "truth": str(a)} for a, _ in NUMBERS])
+    assert probed("--only", "prompt,empty", "--json", scorers=python("exact")) == 0
+    assert "prompt" not in results(capsys)
+
+
 def test_a_judge_that_obeys_the_response_is_found_within_the_requests_allowed(
     folder: Path, judge_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
