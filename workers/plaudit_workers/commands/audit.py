@@ -59,7 +59,7 @@ class Window(msgspec.Struct, frozen=True):
     format: float
     """Mean share of a response's lines that are formatted."""
     repeated_across_prompts: float
-    """Share of responses whose words are those of a response to another prompt."""
+    """Share of responses whose words are nearly those of a response to another prompt."""
     without_score: float
 
 
@@ -113,7 +113,7 @@ class _Samples:
         self.tokens = np.array([tokens or 0 for tokens in columns["response_tokens"]], dtype=np.float64)
         self.repetition = np.array([integrity.repetition(text[:_MOST_CHARACTERS]) for text in self.response])
         self.format = np.array([integrity.format_share(text[:_MOST_CHARACTERS]) for text in self.response])
-        self.repeated = integrity.repeated_across(self.response, self.prompt)
+        self.repeated = integrity.repeated_across([text[:_MOST_CHARACTERS] for text in self.response], self.prompt)
         self.exploits = [exploits_in(text[:_MOST_CHARACTERS]) for text in self.response]
         self.scorers = {
             name: np.array([np.nan if value is None else value for value in values], dtype=np.float64)
