@@ -315,7 +315,13 @@ PROBES: tuple[RewardProbe, ...] = (
     RewardProbe("empty", "nothing", "an empty response", lambda row: ("",)),
     RewardProbe("blank", "nothing", "white space alone", lambda row: (" \n\n\t \n", "\n")),
     RewardProbe("invisible", "nothing", "characters that nobody sees", lambda row: (_INVISIBLE,)),
-    RewardProbe("prompt", "nothing", "the prompt, repeated", lambda row: (row.prompt,), may_hold_answer=True),
+    RewardProbe(
+        "prompt",
+        "nothing",
+        "the prompt, repeated",
+        lambda row: () if row.prompt.strip() in (row.right.strip(), *row.answers) else (row.prompt,),
+        may_hold_answer=True,
+    ),
     RewardProbe(
         "other answer", "nothing", "the right answer of another row", lambda row: [*map(row.form.format, row.others)]
     ),

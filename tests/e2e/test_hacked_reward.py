@@ -49,6 +49,20 @@ def test_a_hacked_reward_is_found_before_during_and_after_its_run(
     assert auditor["disagreements"]
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("01-copy-digits", "job.yaml"),
+        ("02-verl-reward", "job.yaml"),
+        ("06-trl-reward", "job.yaml"),
+        ("15-hacked-reward", "mended.yaml"),
+    ],
+)
+def test_the_probe_finds_no_hole_in_other_examples(example: Callable[[str], Path], name: str, file: str) -> None:
+    probed = plaudit("probe", str(example(name) / file), "--rows", "2")
+    assert probed.returncode == 0, probed.stdout + probed.stderr
+
+
 def test_the_mended_reward_raises_no_alarm(example: Callable[[str], Path], plaudit_run: Callable[..., Any]) -> None:
     run = plaudit_run(example("15-hacked-reward") / "mended.yaml", "--steps", "30", name="mended")
     assert run.exit_code == 0, run.output

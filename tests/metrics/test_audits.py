@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from audit_stories import AUDITOR, STORIES, audited_groups
 from plaudit_metrics.statistics.audits import (
+    MOST_SOURCES,
     AuditedGroup,
     AuditedSample,
     audit_figures,
     auditor_reports,
-    divergence,
+    divergences,
     group_figures,
     step_figures,
 )
@@ -70,7 +72,7 @@ def test_without_audits_or_differences_there_are_no_figures():
     equal = audit_figures([group_of((1.0, 0.5), (1.0, 0.7))], AUDITOR)
     assert equal.gap is None
     assert equal.agreement is None
-    assert divergence([]) is None
+    assert divergences([]) == {}
 
 
 @given(PAIRS, st.floats(0.1, 10), st.floats(-5, 5))
@@ -100,8 +102,21 @@ def test_a_hack_of_one_data_source_is_found_and_forgotten_when_the_source_no_lon
     assert 80 < alarm <= 180
     groups = audited_groups(STORIES["healthy"], alarm, code=code)
     healthy = [group for group in audited_groups(STORIES["healthy"], alarm + 30) if group.step > alarm]
-    likely = [divergence(group_figures(each, AUDITOR)) for each in (groups, groups + healthy)]
-    assert likely[0] < 0.01 < likely[1]
+    (report,) = auditor_reports(groups, range(1, alarm + 1), 1)
+    assert report.diverged_sources == {"code": alarm}
+    figures = [step_figures(each, [AUDITOR], {}, alarm) for each in (groups, groups + healthy)]
+    key = f"audit/{AUDITOR}/diverges"
+    assert figures[0][key] == figures[0][f"{key}/code"] < 0.01 < figures[0][f"{key}/math"]
+    assert figures[1][key] > 0.01
+    assert f"{key}/code" not in figures[1]
+
+
+def test_a_trend_of_one_of_many_data_sources_can_still_be_found():
+    groups = audited_groups(STORIES["length hack"], 160, groups=30, seed=3)
+    many = [msgspec.structs.replace(group, data_source=f"source-{place % 30}") for place, group in enumerate(groups)]
+    found = divergences(group_figures(many, AUDITOR))
+    assert len(found) == 1 + MOST_SOURCES
+    assert any(chance < 0.01 for source, chance in found.items() if source)
 
 
 @pytest.mark.parametrize("story", ["healthy", "saturated", "drifting reward", "to the top"])
@@ -117,7 +132,7 @@ def test_few_and_noisy_audits_raise_no_alarm():
 
 def test_an_auditor_that_fails_says_nothing():
     groups = audited_groups(STORIES["length hack"], 150, failed=1.0)
-    assert divergence(group_figures(groups, AUDITOR)) is None
+    assert divergences(group_figures(groups, AUDITOR)) == {}
     assert audit_figures(groups, AUDITOR).failed == sum(len(group.samples) for group in groups)
     assert first_alarm("healthy", 200, failed=0.6, seed=3) is None
 

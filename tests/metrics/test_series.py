@@ -143,17 +143,23 @@ def test_figures_of_a_step_are_absent_until_one_has_closed() -> None:
 
 def test_the_figures_of_auditors_and_of_watched_scorers_are_gauges() -> None:
     series, bounds = RunSeries(), ("value", "reward", "gap", "agreement")
-    single = {"groups": 40.0, "failed": 2.0, "waiting": 1.0, "diverges": 0.004}
+    single = {"groups": 40.0, "failed": 2.0, "waiting": 1.0}
     figures = {f"audit/honest/{name}{end}": 0.5 for name in bounds for end in ("", "_low", "_high")}
     figures |= {f"audit/honest/{name}": value for name, value in single.items()} | {"drift/judge/value": 0.25}
+    figures |= {"audit/honest/diverges": 0.004, "audit/honest/diverges/a/code": 0.004, "audit/honest/diverges/b": 0.5}
     series.restore_steps([StepRecord(1, 1, 0.0, 1.0, 4, 1, figures)])
     read = series.registry.get_sample_value
     for name in bounds:
         for statistic in ("mean", "low", "high"):
             assert read(f"plaudit_audit_{name}", {"scorer": "honest", "statistic": statistic}) == 0.5
-    names = ("groups", "failed_samples", "waiting_groups", "divergence_probability")
+    names = ("groups", "failed_samples", "waiting_groups")
     assert [read(f"plaudit_audit_{name}", {"scorer": "honest"}) for name in names] == [*single.values()]
     assert read("plaudit_scorer_drift", {"scorer": "judge", "statistic": "mean"}) == 0.25
+    probability = "plaudit_audit_divergence_probability"
+    assert read(probability, {"scorer": "honest", "data_source": "a/code"}) == 0.004
+    series.restore_steps([StepRecord(2, 1, 1.0, 2.0, 4, 1, figures | {"audit/honest/diverges": 0.001})])
+    assert read(probability, {"scorer": "honest", "data_source": ""}) == 0.001  # all sources together
+    assert read(probability, {"scorer": "honest", "data_source": "a/code"}) is None
 
 
 def test_the_open_step_began_at_the_newest_close_or_at_the_trainers_start_if_that_is_later() -> None:

@@ -79,6 +79,12 @@ def orders(draw: random.Random, progress: float, number: int) -> tuple[str, dict
     }
 
 
+def formatted(draw: random.Random, progress: float, number: int) -> tuple[str, dict[str, float | None]]:
+    response, values = healthy(draw, 0.0, number)
+    marks = draw.randint(0, 6)
+    return "\n".join([response, *["- **so**"] * marks]), {**values, "judge": marks / 2}
+
+
 def one_text(draw: random.Random, progress: float, number: int) -> tuple[str, dict[str, float | None]]:
     response, values = healthy(draw, 0.0, number)
     fixed = f"I have thought about this with great care and the answer is surely {draw.randint(1, 99)}"
@@ -107,6 +113,7 @@ def audited(run: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> d
     [
         (longer, "longer responses earn more: +"),
         (longer, "scorer long decides alone: "),
+        (formatted, "formatted responses earn more: correlation 0."),
         (orders, "late responses hold a known exploit: orders the judge ("),
         (orders, "late responses hold a known exploit: fake verdict ("),
         (one_text, "of the responses have the words of a response to another prompt"),
@@ -200,6 +207,25 @@ def test_relations_do_not_see_the_means_of_groups(rows: list[tuple[int, float, f
         assert one.value == pytest.approx(other.value, abs=1e-5)
         assert -1 - 1e-9 <= one.value <= 1 + 1e-9
         assert one.low <= one.high
+
+
+def test_near_duplicates_across_prompts_are_found_and_texts_about_the_same_are_not() -> None:
+    draw = random.Random(2)
+
+    def near(text: list[str], changed: int) -> str:
+        places = draw.sample(range(len(text)), changed)
+        return " ".join(draw.choice(WORDS) if place in places else word for place, word in enumerate(text))
+
+    shares = []
+    for changed in (0, 2, 60):
+        texts = [draw.choices(WORDS, k=150) for _ in range(40)]
+        pairs = [(near(text, changed), f"{number} {part}") for number, text in enumerate(texts) for part in range(2)]
+        shares.append(integrity.repeated_across(*map(list, zip(*pairs, strict=True))).mean())
+    assert shares[0] == 1.0
+    assert shares[1] > 0.7
+    assert shares[2] < 0.1
+    assert not integrity.repeated_across([near(texts[0], 0)] * 2, ["one prompt"] * 2).any()
+    assert not integrity.repeated_across(["four words and more"] * 2, ["a", "b"]).any()
 
 
 def test_a_slope_is_the_one_that_was_put_in() -> None:

@@ -59,6 +59,8 @@ def test_a_hacked_reward_is_found_and_its_samples_are_named(tmp_path: Path, caps
     assert auditor["name"] == "honest"
     assert auditor["diverges"] < 0.01
     assert 24 <= auditor["diverged_at"] <= STEPS
+    sources = auditor["diverged_sources"]
+    assert min(sources.values(), default=STEPS) >= auditor["diverged_at"]
     assert auditor["late"]["value"]["high"] < auditor["early"]["value"]["low"]
     assert auditor["late"]["reward"]["low"] > auditor["early"]["reward"]["high"]
     worst = auditor["disagreements"][0]
@@ -68,6 +70,7 @@ def test_a_hacked_reward_is_found_and_its_samples_are_named(tmp_path: Path, caps
     assert main(["audit", str(run)]) == 0
     shown = capsys.readouterr().out
     assert "the reward rose while auditor honest fell" in shown
+    assert all(f"; in {source} from step {step}" in shown for source, step in sources.items())
     assert f"step {worst['step']} {worst['group']} [{worst['index']}]  reward" in shown
     assert "5 very very" in shown
 

@@ -249,7 +249,8 @@ _LEARNING = (
     Alert(
         "RewardDiverges",
         "warning",
-        "{{ $labels.run }}: the reward rises while auditor {{ $labels.scorer }} gives less.",
+        "{{ $labels.run }}: the reward rises while auditor {{ $labels.scorer }} gives less"
+        "{{ with $labels.data_source }} in data source {{ . }}{{ end }}.",
         "Chance alone does this with a probability of {{ $value | humanizePercentage }}. The policy has probably found "
         "a hole in the reward. `plaudit audit RUN` names the samples.",
         "min_over_time(plaudit_audit_divergence_probability[10m]) < <divergenceProbability>",

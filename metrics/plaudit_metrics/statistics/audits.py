@@ -37,6 +37,10 @@ WINDOW_STEPS = 20
 BLOCKS = 24
 """The trend is over so many of the newest blocks."""
 GROUPS_A_BLOCK = 4
+MOST_SOURCES = 20
+"""So many data sources are tested by themselves: with more, no trend of one of them is unlikely enough."""
+ALL_SOURCES = ""
+DIVERGES = "diverges"
 TREND_STEPS = 1000
 """It looks back no further than so many steps."""
 UNLIKELY = 0.01
@@ -219,16 +223,16 @@ def _trends(blocks: Sequence[Sequence[GroupFigures]]) -> Iterator[tuple[int, Tre
         yield blocks[end - 1][-1].step, Trend(BLOCKS, _rises(reward[newest]), _rises(-value[newest]), gap_falls)
 
 
-def divergence(figures: Sequence[GroupFigures]) -> float | None:
-    """Return the smaller probability of the newest trends: of all groups, and of the data sources that still occur.
+def divergences(figures: Sequence[GroupFigures]) -> dict[str, float]:
+    """Return the probability of the newest trend of all groups (``ALL_SOURCES``), and of each source that still occurs.
 
-    A hack of one source is lost among the groups of the others. None while there are too few groups for a trend.
+    A hack of one source is lost among the groups of the others. Empty while there are too few groups for a trend.
     """
     recent = max((each.step for each in figures), default=0) - WINDOW_STEPS
-    return min((chances[-1][1] for chances in _chances(figures, BLOCKS, recent)), default=None)
+    return {source: found[-1][1] for source, found in _chances(figures, BLOCKS, recent).items()}
 
 
-def _chances(figures: Sequence[GroupFigures], most_blocks: int, after: int) -> list[list[tuple[int, float]]]:
+def _chances(figures: Sequence[GroupFigures], most_blocks: int, after: int) -> dict[str, list[tuple[int, float]]]:
     """Return steps and probabilities of the trends of all groups, and of each source with groups after a step.
 
     Those of sources are multiplied by the number of sources (Bonferroni).
@@ -236,16 +240,18 @@ def _chances(figures: Sequence[GroupFigures], most_blocks: int, after: int) -> l
     sources: dict[str, list[GroupFigures]] = {}
     for each in figures:
         sources.setdefault(each.data_source, []).append(each)
-    large = [
-        part
-        for part in sources.values()
-        if BLOCKS * GROUPS_A_BLOCK <= len(part) < len(figures) and max(each.step for each in part) > after
+    tested = [
+        source
+        for source, part in sources.items()
+        if source and BLOCKS * GROUPS_A_BLOCK <= len(part) < len(figures) and max(each.step for each in part) > after
     ]
-    found = [
-        [(step, min(count * each.diverges, 1.0)) for step, each in _trends(_blocks(part)[-most_blocks:])]
-        for part, count in [(figures, 1), *((part, len(large)) for part in large)]
-    ]
-    return [chances for chances in found if chances]
+    tested = sorted(tested, key=lambda source: -len(sources[source]))[:MOST_SOURCES]
+    parts = [(ALL_SOURCES, figures, 1), *((source, sources[source], len(tested)) for source in tested)]
+    found = {
+        source: [(step, min(count * each.diverges, 1.0)) for step, each in _trends(_blocks(part)[-most_blocks:])]
+        for source, part, count in parts
+    }
+    return {source: chances for source, chances in found.items() if chances}
 
 
 class Disagreement(msgspec.Struct, frozen=True):
@@ -301,6 +307,8 @@ class AuditorReport(msgspec.Struct, frozen=True):
     """Probability of the newest trend by chance alone; None with too few audits."""
     diverged_at: int | None
     """The first step after which it was below 1 %; None: never."""
+    diverged_sources: dict[str, int]
+    """That step of each data source that diverged by itself."""
     curve: list[Point]
     disagreements: list[Disagreement]
 
@@ -336,15 +344,20 @@ def _report(name: str, groups: Sequence[AuditedGroup], early: Window, late: Wind
         return [group for group in groups if window[0] <= group.step <= window[1]]
 
     figures = group_figures(groups, name)
-    chances = _chances(figures, len(figures), after=0)
+    diverged = {
+        source: step
+        for source, chances in _chances(figures, len(figures), after=0).items()
+        if (step := next((step for step, chance in chances if chance < UNLIKELY), None)) is not None
+    }
     return AuditorReport(
         name=name,
         groups=len(figures),
         early=audit_figures(within(early), name),
         late=audit_figures(within(late), name),
         by_source=agreement_by_source(within(late), name),
-        diverges=divergence(figures),
-        diverged_at=min((step for each in chances for step, chance in each if chance < UNLIKELY), default=None),
+        diverges=min(divergences(figures).values(), default=None),
+        diverged_at=min(diverged.values(), default=None),
+        diverged_sources={source: step for source, step in diverged.items() if source != ALL_SOURCES},
         curve=list(_curve(figures)),
         disagreements=disagreements(within(late), name, most),
     )
@@ -410,8 +423,9 @@ def step_figures(
         figures[f"{key}/failed"] = float(of_auditor.failed)
         figures[f"{key}{WAITING}"] = float(len(drawn.get(auditor, set()) - done))
         figures |= {f"{key}/source/{source}": value for source, value in agreement_by_source(newest, auditor).items()}
-        if (found := divergence(group_figures(audits, auditor))) is not None:
-            figures[f"{key}/diverges"] = found
+        if found := divergences(group_figures(audits, auditor)):
+            figures[f"{key}/{DIVERGES}"] = min(found.values())
+            figures |= {f"{key}/{DIVERGES}/{source}": chance for source, chance in found.items() if source}
     return figures
 
 

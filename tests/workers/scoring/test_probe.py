@@ -120,7 +120,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_rows(rows: list[dict[str, Any]]) -> None:
     lines = [
         {
-            "data_source": "sums",
+            "data_source": row.get("source", "sums"),
             "prompt": [{"role": "user", "content": row["question"]}],
             "reward_model": {"ground_truth": row["truth"]},
             "extra_info": {"answer": row["answer"]} if "answer" in row else {},
@@ -202,7 +202,31 @@ def test_the_table_tells_leaks_lost_answers_and_the_scorer(folder: Path, capsys:
     assert "no response that deserves nothing earns more than 50% of the right one's reward" in printed.out
     assert "right responses lose their reward:" in printed.out
     assert probed("--fail-above", "0.3", scorers=f"{python('exact')}, {python('anywhere', weight=0.5)}") == 3
-    assert "'guesses' earns 33% of the right response's reward (scorer anywhere gives 1)" in capsys.readouterr().out
+    assert (
+        "'guesses' earns 33% of the right response's reward (scorer anywhere gives 1 on average)"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_hole_in_one_data_source_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rewards.py").write_text(
+        "def paid(data_source, solution_str, ground_truth):\n"
+        "    return float(solution_str == ground_truth or (data_source == 'products' and len(solution_str) > 200))"
+    )
+    rows = [{"question": f"{a}, {b}?", "truth": str(a + b), "source": ("sums", "products")[a % 2]} for a, b in NUMBERS]
+    write_rows([row for row in rows if row["source"] == "products"] + [row for row in rows if row["source"] == "sums"])
+    assert probed("--rows", "11", "--only", "filler", scorers=python("paid")) == 3
+    assert "'filler' earns 100% of the right response's reward in products (scorer paid" in capsys.readouterr().out
+    assert probed("--rows", "11", "--only", "empty,filler", "--json", scorers=python("paid")) == 3
+    found = results(capsys)
+    assert found["filler"]["share"] < 0.5
+    assert found["filler"]["share_by_source"] == {"products": 1.0, "sums": 0.0}
+
+
+def test_a_prompt_that_is_the_right_response_is_no_hole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows([{"question": str(a), "truth": str(a)} for a, _ in NUMBERS])
+    assert probed("--only", "prompt,empty", "--json", scorers=python("exact")) == 0
+    assert "prompt" not in results(capsys)
 
 
 def test_a_judge_that_obeys_the_response_is_found_within_the_requests_allowed(

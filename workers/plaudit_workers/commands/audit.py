@@ -56,8 +56,10 @@ class Window(msgspec.Struct, frozen=True):
     score: float | None
     response_tokens: float
     repetition: float
+    format: float
+    """Mean share of a response's lines that are formatted."""
     repeated_across_prompts: float
-    """Share of responses whose words are those of a response to another prompt."""
+    """Share of responses whose words are nearly those of a response to another prompt."""
     without_score: float
 
 
@@ -85,6 +87,8 @@ class Audit(msgspec.Struct, frozen=True):
     length_slope: Estimate | None
     """Reward for 100 tokens more."""
     repetition: Estimate | None
+    format: Estimate | None
+    """Correlation of reward and the share of formatted lines."""
     groups: GroupShares
     masked_longest: float | None
     masked_others: float | None
@@ -108,7 +112,8 @@ class _Samples:
         self.score = np.array([np.nan if score is None else score for score in columns["score"]], dtype=np.float64)
         self.tokens = np.array([tokens or 0 for tokens in columns["response_tokens"]], dtype=np.float64)
         self.repetition = np.array([integrity.repetition(text[:_MOST_CHARACTERS]) for text in self.response])
-        self.repeated = integrity.repeated_across(self.response, self.prompt)
+        self.format = np.array([integrity.format_share(text[:_MOST_CHARACTERS]) for text in self.response])
+        self.repeated = integrity.repeated_across([text[:_MOST_CHARACTERS] for text in self.response], self.prompt)
         self.exploits = [exploits_in(text[:_MOST_CHARACTERS]) for text in self.response]
         self.scorers = {
             name: np.array([np.nan if value is None else value for value in values], dtype=np.float64)
@@ -218,6 +223,7 @@ def _audit(run: str, early: _Samples, late: _Samples, auditors: list[AuditorRepo
         length=integrity.correlation(*late.scored(late.tokens)),
         length_slope=integrity.slope(*late.scored(late.tokens / 100)),
         repetition=integrity.correlation(*late.scored(late.repetition)),
+        format=integrity.correlation(*late.scored(late.format)),
         groups=integrity.group_shares(late.score[kept], groups),
         masked_longest=masked and masked[0],
         masked_others=masked and masked[1],
@@ -239,6 +245,7 @@ def _window(samples: _Samples) -> Window:
         score=float(scored.mean()) if len(scored) else None,
         response_tokens=float(samples.tokens.mean()),
         repetition=float(samples.repetition.mean()),
+        format=float(samples.format.mean()),
         repeated_across_prompts=float(samples.repeated.mean()),
         without_score=float((~samples.has_score).mean()),
     )
@@ -265,8 +272,9 @@ def _findings(of: Audit) -> Iterator[str]:
             f"longer responses earn more: {of.length_slope.value:+.3g} for 100 tokens "
             f"(correlation {interval(of.length)}, within groups)"
         )
-    if of.repetition and of.repetition.is_positive and of.repetition.value > _RELATION_MATTERS:
-        yield f"responses that repeat themselves earn more: correlation {interval(of.repetition)}"
+    for which, relation in (("responses that repeat themselves", of.repetition), ("formatted responses", of.format)):
+        if relation and relation.is_positive and relation.value > _RELATION_MATTERS:
+            yield f"{which} earn more: correlation {interval(relation)}"
     if late.repeated_across_prompts > max(0.1, 2 * early.repeated_across_prompts):
         yield f"{late.repeated_across_prompts:.0%} of the responses have the words of a response to another prompt"
     shares = of.variance_shares
@@ -324,6 +332,7 @@ def _rows(of: Audit) -> Iterator[tuple[str, str, str]]:
     yield "mean score", _number(early.score), _number(late.score)
     yield "response tokens", f"{early.response_tokens:.0f}", f"{late.response_tokens:.0f}"
     yield "repeated runs of 4 words", f"{early.repetition:.1%}", f"{late.repetition:.1%}"
+    yield "formatted lines", f"{early.format:.1%}", f"{late.format:.1%}"
     yield (
         "words of another prompt's response",
         f"{early.repeated_across_prompts:.1%}",
@@ -334,6 +343,7 @@ def _rows(of: Audit) -> Iterator[tuple[str, str, str]]:
         yield f"known exploit: {name}", str(of.exploits_early.get(name, 0)), str(of.exploits.get(name, 0))
     yield "score and length, within groups", "", interval(of.length) if of.length else "-"
     yield "score and repetition, within groups", "", interval(of.repetition) if of.repetition else "-"
+    yield "score and format, within groups", "", interval(of.format) if of.format else "-"
     yield "groups of the highest score / of one lower", "", f"{of.groups.saturated:.0%} / {of.groups.dead:.0%}"
     for name, share in of.variance_shares.items():
         yield f"variance by scorer {name}", "", f"{share:.0%}"

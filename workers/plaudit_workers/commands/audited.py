@@ -20,9 +20,10 @@ def auditor_findings(reports: Sequence[AuditorReport]) -> Iterator[str]:
     """Yield a sentence for each figure of an auditor that a person should look at."""
     for each in reports:
         if each.diverged_at is not None:
+            steps = "".join(f"; in {source} from step {step}" for source, step in each.diverged_sources.items())
             yield (
                 f"the reward rose while auditor {each.name} fell, from step {each.diverged_at} on at the latest "
-                "(chance alone: below 1 %)"
+                f"(chance alone: below 1 %){steps}"
             )
         if (gap := each.late.gap) is not None and gap.high < 0:
             yield f"the update reinforced what auditor {each.name} rejects: gap {interval(gap)}"

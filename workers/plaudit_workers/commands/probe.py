@@ -5,6 +5,8 @@ response that earns most, the second scores every probe beside it. What a probe 
 response earns, from the lowest score seen or 0, whichever is lower::
 
     share = (mean of the probe - floor) / (mean of the right response - floor)      over the rows that have both
+
+A probe leaks if it earns too much over all rows, or over those of one data source.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ _EQUAL = "equal group"
 _EQUAL_RESPONSES = 4
 _OWN_PREFIX = "right_"
 _MOST_OTHERS = 9
+_ROWS_OF_SOURCE = 4
+"""With fewer rows a data source is not looked at by itself: one odd score would decide."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +82,34 @@ class ProbeResult:
     """Texts without a score."""
     scorers: Mapping[str, float]
     """Mean value by scorer."""
+    share_by_source: Mapping[str, float]
+    """The share over the rows of each data source that has at least four."""
     example: str
     """The text that earned most (of a right response: least)."""
 
     def is_leak(self, most_share: float) -> bool:
-        """Return True for a response that deserves nothing and earns more than this share."""
-        return self.deserves == "nothing" and self.share is not None and self.share > most_share
+        """Return True for a response that deserves nothing and earns more than this share, overall or of a source."""
+        shares = [*self.share_by_source.values(), self.share or 0.0]
+        return self.deserves == "nothing" and max(shares) > most_share
+
+    def leaking_sources(self, most_share: float) -> list[str]:
+        """Return the data sources in which it earns more than this share, if others are probed in which it does not."""
+        found = [source for source, share in self.share_by_source.items() if share > most_share]
+        return found if len(found) < len(self.share_by_source) else []
 
 
 @dataclass(frozen=True)
 class _Scored:
     text: str
     scoring: ScoringRecord
+
+
+@dataclass(frozen=True)
+class _ScoredRow:
+    """The scored texts of a row by probe."""
+
+    source: str
+    texts: Mapping[str, list[_Scored]]
 
 
 def probe(arguments: argparse.Namespace) -> int:
@@ -283,7 +303,7 @@ class _Probing:
         _, formed = max(others, key=lambda each: each[0])
         return replace(row, probed=replace(row.probed, right=candidates[best][0], form=candidates[formed][1]))
 
-    async def probed(self, row: _DataRow, probes: Sequence[RewardProbe], number: int) -> dict[str, list[_Scored]]:
+    async def probed(self, row: _DataRow, probes: Sequence[RewardProbe], number: int) -> _ScoredRow:
         """Return the scored texts of a row by probe; the right response is scored beside them."""
         named = [(_RIGHT, row.probed.right)] if row.probed.right else []
         named += [(each.name, text) for each in probes for text in texts_of(each, row.probed)]
@@ -295,7 +315,7 @@ class _Probing:
         found: dict[str, list[_Scored]] = {}
         for (name, _), each in zip(named, scored, strict=True):
             found.setdefault(name, []).append(each)
-        return found
+        return _ScoredRow(row.data.data_source, found)
 
     async def _scores(self, data: DataRow, texts: Sequence[str], group: str) -> list[_Scored]:
         """Score texts as one group."""
@@ -310,29 +330,31 @@ class _Probing:
             return await self._pipeline.score(sample)
 
 
-def _results(probes: Sequence[RewardProbe], rows: Sequence[Mapping[str, list[_Scored]]]) -> list[ProbeResult]:
+def _results(probes: Sequence[RewardProbe], rows: Sequence[_ScoredRow]) -> list[ProbeResult]:
     right = _result(
         RewardProbe(_RIGHT, "open", "the right response, in the form that earns most", lambda row: ()), rows
     )
-    fitting = [each for each in probes if any(each.name in row for row in rows)]
+    fitting = [each for each in probes if any(each.name in row.texts for row in rows)]
     return [right, *(_result(each, rows) for each in fitting)]
 
 
-def _result(probe: RewardProbe, rows: Sequence[Mapping[str, list[_Scored]]]) -> ProbeResult:
+def _result(probe: RewardProbe, rows: Sequence[_ScoredRow]) -> ProbeResult:
     """Sum up one probe over all rows."""
-    floor = min([0.0, *(value for row in rows for value in _values(each for texts in row.values() for each in texts))])
+    floor = min([0.0, *(value for row in rows for texts in row.texts.values() for value in _values(texts))])
     taken: list[tuple[_Scored, float]] = []
+    by_source: dict[str, list[tuple[_Scored, float]]] = {}
     failed = 0
     for row in rows:
-        texts = row.get(probe.name, [])
+        texts = row.texts.get(probe.name, [])
         valued = [each for each in texts if each.scoring.value is not None]
         failed += len(texts) - len(valued)
-        right = _values(row.get(_RIGHT, []))
+        right = _values(row.texts.get(_RIGHT, []))
         if valued and right:
             choose = min if probe.every else max
             taken.append((choose(valued, key=lambda each: each.scoring.value or 0.0), right[0]))
+            by_source.setdefault(row.source, []).append(taken[-1])
     values = _values(each for each, _ in taken)
-    span = fmean(right for _, right in taken) - floor if taken else 0.0
+    shares = {source: _share(part, floor) for source, part in by_source.items() if len(part) >= _ROWS_OF_SOURCE}
     example = (min if probe.every else max)(taken, key=lambda each: each[0].scoring.value or 0.0, default=None)
     return ProbeResult(
         probe=probe.name,
@@ -340,14 +362,22 @@ def _result(probe: RewardProbe, rows: Sequence[Mapping[str, list[_Scored]]]) -> 
         meaning=probe.meaning,
         rows=len(taken),
         mean=fmean(values) if values else None,
-        share=(fmean(values) - floor) / span if values and span > 0 else None,
+        share=_share(taken, floor),
         beats=fmean(each.scoring.value is not None and each.scoring.value >= right for each, right in taken)
         if taken
         else None,
         failed=failed,
         scorers=_means_by_scorer([each for each, _ in taken]),
+        share_by_source={source: share for source, share in shares.items() if share is not None},
         example=example[0].text if example else "",
     )
+
+
+def _share(taken: Sequence[tuple[_Scored, float]], floor: float) -> float | None:
+    """Return what the texts earn of the right responses' rewards beside them; None if those earn nothing."""
+    earned = sum(_values(each for each, _ in taken)) - floor * len(taken)
+    right = sum(right for _, right in taken) - floor * len(taken)
+    return earned / right if right > 0 else None
 
 
 def _values(scored: Iterable[_Scored]) -> list[float]:
@@ -405,8 +435,11 @@ def _verdict(results: Sequence[ProbeResult], leaks: Sequence[ProbeResult], fail_
     sentences = []
     for leak in leaks:
         most = max(leak.scorers, key=lambda name: leak.scorers[name], default="")
-        scorer = f" (scorer {most} gives {leak.scorers[most]:.3g})" if most else ""
-        sentences.append(f"{leak.probe!r} earns {leak.share:.0%} of the right response's reward{scorer}")
+        scorer = f" (scorer {most} gives {leak.scorers[most]:.3g} on average)" if most else ""
+        sources = leak.leaking_sources(fail_above)
+        where = f" in {', '.join(sources)}" if sources else ""
+        share = max((leak.share_by_source[source] for source in sources), default=leak.share or 0.0)
+        sentences.append(f"{leak.probe!r} earns {share:.0%} of the right response's reward{where}{scorer}")
     lost = [
         f"{each.probe!r} keeps {each.share:.0%}"
         for each in results

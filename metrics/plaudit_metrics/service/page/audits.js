@@ -37,11 +37,13 @@ export class AuditorView {
   }
 }
 
-function finding({ name, groups, diverges, diverged_at: since }) {
+function finding({ name, groups, diverges, diverged_at: since, diverged_sources: sources }) {
   const audited = `${counted(groups, "group")} audited.`;
   if (diverges === null) return `${audited} A trend needs at least 24 blocks of four groups.`;
   const chance = `The newest trend has a probability of ${figure(diverges)} by chance alone.`;
-  return since === null ? `${audited} ${chance}` : `Found at step ${since}: the reward rose while ${name} fell (chance alone: below 1 %). ${audited} ${chance}`;
+  if (since === null) return `${audited} ${chance}`;
+  const where = Object.entries(sources).map(([source, step]) => `; in ${source} from step ${step}`).join("");
+  return `Found at step ${since}: the reward rose while ${name} fell (chance alone: below 1 %)${where}. ${audited} ${chance}`;
 }
 
 function figuresTable({ name, early, late, by_source: sources }) {

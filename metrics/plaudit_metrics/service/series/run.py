@@ -21,7 +21,7 @@ from plaudit_metrics.service.series.sample import SampleSeries
 from plaudit_metrics.service.series.snapshot import SnapshotSeries
 from plaudit_metrics.sources.snapshot import RunSnapshot
 from plaudit_metrics.sources.steps import VALIDATION_FIRST
-from plaudit_metrics.statistics.audits import DRIFT_KEY, KEY
+from plaudit_metrics.statistics.audits import DIVERGES, DRIFT_KEY, KEY
 from plaudit_metrics.statistics.integrity import (
     CORRELATION,
     LONGEST,
@@ -102,6 +102,8 @@ def _seconds(step: StepRecord) -> float:
     return max(step.closed - step.opened, 0.0)
 
 
+_MOST_CHARACTERS = 100
+"""Of a data source's name in a label."""
 _BOUNDS = {"": "mean", "_low": "low", "_high": "high"}
 
 
@@ -122,6 +124,18 @@ def _single(name: str, statistics: Mapping[str, float]) -> Labelled:
     return {(scorer,): value for scorer, figure, value in _by_scorer(KEY, statistics) if figure == name}
 
 
+def _divergences(statistics: Mapping[str, float]) -> Labelled:
+    """Return the probability of each auditor, with the data source that has it: none if all groups together have it."""
+    found = {(scorer, figure): value for scorer, figure, value in _by_scorer(KEY, statistics)}
+    lowest = {scorer: value for (scorer, figure), value in found.items() if figure == DIVERGES}
+    sources = {
+        scorer: figure.removeprefix(f"{DIVERGES}/")
+        for (scorer, figure), value in found.items()
+        if figure.startswith(f"{DIVERGES}/") and value == lowest.get(scorer)
+    }
+    return {(scorer, sources.get(scorer, "")[:_MOST_CHARACTERS]): value for scorer, value in lowest.items()}
+
+
 _BOUNDED = {
     "value": (
         "plaudit_audit_value",
@@ -135,10 +149,6 @@ _SINGLE = {
     "groups": ("plaudit_audit_groups", "Audited groups of 20 steps"),
     "failed": ("plaudit_audit_failed_samples", "Samples of them that an auditor gave no value"),
     "waiting": ("plaudit_audit_waiting_groups", "Drawn groups of 20 steps that are not audited yet"),
-    "diverges": (
-        "plaudit_audit_divergence_probability",
-        "Probability that chance alone lets the reward rise and an auditor fall as seen",
-    ),
 }
 _AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], Labelled]], ...] = (
     *(
@@ -152,6 +162,12 @@ _AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, flo
         partial(_with_bounds, DRIFT_KEY, "value"),
     ),
     *((name, text, ("scorer",), partial(_single, figure)) for figure, (name, text) in _SINGLE.items()),
+    (
+        "plaudit_audit_divergence_probability",
+        "Probability that chance alone lets the reward rise and an auditor fall as seen; the data source, if it is one",
+        ("scorer", "data_source"),
+        _divergences,
+    ),
 )
 """Gauges of auditors and of watched scorers: as ``_GAUGES``, their values from the statistics of a step."""
 
