@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -64,8 +65,8 @@ class PodProvider:
     """Agent Sandbox makes the pods of agents, for claims (``agentSandbox``)."""
     namespace: str = field(default_factory=lambda: os.environ.get(NAMESPACE_VARIABLE, ""))
     own_pod: str = field(default_factory=lambda: os.environ.get(POD_VARIABLE, ""))
-    _workdirs: dict[str, str] = field(default_factory=dict)
-    """Of images, as their pods reported them."""
+    _workdirs: dict[str, Future[str]] = field(default_factory=dict)
+    """Of images, as the first pod of each reports it."""
     _started_here: dict[Path, PodMachine] = field(default_factory=dict)
     """By folder, until they are filled or removed."""
 
@@ -110,25 +111,15 @@ class PodProvider:
     def start(self, folder: Path, task: Task | None) -> None:
         """Start a pod without its task's files, and wait until it runs. Raises ``InfrastructureError``.
 
-        The image's own workdir is known only when its first pod runs. Where the agent could not write to it, the pod
-        is made a second time.
+        The image's own workdir is known only when its first pod runs. Where the agent could not write to it, that pod
+        is made a second time; others wait, to be made once.
         """
         needs = self._needs(task)
-        workdir = needs.workdir or self._workdirs.get(needs.image, "")
-        machine = self._started(folder, needs, workdir or WORKDIR)
-        if not workdir:
-            of_image = machine.reported_by_image()[0]
-            workdir = of_image if of_image not in ("", "/") and not workdir_problem(of_image) else WORKDIR
-            self._workdirs[needs.image] = workdir
-            if not is_writable(workdir, machine.settings):
-                machine.remove()
-                machine = self._started(folder, needs, workdir)
-            else:
-                self._write(folder, machine, workdir)
-        machine.settings = replace(machine.settings, workdir=workdir)
+        workdir = needs.workdir or self._told_workdir(needs.image)
+        machine = self._started(folder, needs, workdir) if workdir else self._started_first(folder, needs)
         if _given(task) is not None:
             with suppress(InfrastructureError):  # it is started again when the files come
-                machine.await_upload(workdir)
+                machine.await_upload(machine.settings.workdir)
         self._started_here[folder] = machine
 
     def fill(self, folder: Path, task: Task | None) -> TaskMachine:
@@ -194,6 +185,35 @@ class PodProvider:
                 held.add(self._read(folder)["name"])
         if self.choice.run:
             self.cluster.reap(self._labels(), held.__contains__)
+
+    def _told_workdir(self, image: str) -> str:
+        """Wait for the workdir of an image that a first pod tells; return an empty one if the caller's is the first."""
+        own: Future[str] = Future()
+        if (told := self._workdirs.setdefault(image, own)) is not own:
+            with suppress(InfrastructureError):
+                return told.result()
+        return ""
+
+    def _started_first(self, folder: Path, needs: _Needs) -> PodMachine:
+        told = self._workdirs.setdefault(needs.image, Future())
+        try:
+            machine = self._started(folder, needs, WORKDIR)
+            workdir = machine.reported_by_image()[0]
+            if workdir in ("", "/") or workdir_problem(workdir):
+                workdir = WORKDIR
+        except BaseException as error:
+            self._workdirs.pop(needs.image, None)
+            with suppress(InvalidStateError):  # after a first one that failed, all others are first ones
+                told.set_exception(InfrastructureError(str(error)))
+            raise
+        with suppress(InvalidStateError):
+            told.set_result(workdir)
+        if not is_writable(workdir, machine.settings):
+            machine.remove()
+            return self._started(folder, needs, workdir)
+        machine.settings = replace(machine.settings, workdir=workdir)
+        self._write(folder, machine, workdir)
+        return machine
 
     def _started(self, folder: Path, needs: _Needs, workdir: str) -> PodMachine:
         settings = self._settings(needs, needs.image, workdir)

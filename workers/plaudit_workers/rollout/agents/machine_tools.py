@@ -109,7 +109,7 @@ class MachineTools:
 
         Raises ``AgentError``, and of it ``MachineLostError`` if the machine was made and broke.
         """
-        async with self.of(prompt) as machine:
+        async with SampleMachine(self, prompt, sample_seed.get() - prompt.seed) as machine:
             try:
                 trajectory = await work(machine)
             except AgentError as error:
@@ -122,10 +122,6 @@ class MachineTools:
                 trajectory.machine = ""
                 raise MachineLostError(failure.reason or "", trajectory)
             return trajectory
-
-    def of(self, prompt: Prompt) -> SampleMachine:
-        """Return the machine of the sample that the current task holds; entering it makes it."""
-        return SampleMachine(self, prompt, sample_seed.get() - prompt.seed)
 
 
 class SampleMachine:
