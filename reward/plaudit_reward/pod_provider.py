@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -64,8 +65,10 @@ class PodProvider:
     """Agent Sandbox makes the pods of agents, for claims (``agentSandbox``)."""
     namespace: str = field(default_factory=lambda: os.environ.get(NAMESPACE_VARIABLE, ""))
     own_pod: str = field(default_factory=lambda: os.environ.get(POD_VARIABLE, ""))
-    _workdirs: dict[str, str] = field(default_factory=dict)
-    """Of images, as their pods reported them."""
+    _workdirs: dict[str, Future[str]] = field(default_factory=dict)
+    """Of images, as the first pod of each reports it."""
+    _started_here: dict[Path, PodMachine] = field(default_factory=dict)
+    """By folder, until they are filled or removed."""
 
     @cached_property
     def cluster(self) -> PodCluster:
@@ -108,53 +111,51 @@ class PodProvider:
     def start(self, folder: Path, task: Task | None) -> None:
         """Start a pod without its task's files, and wait until it runs. Raises ``InfrastructureError``.
 
-        The image's own workdir is known only when its first pod runs. Where the agent could not write to it, the pod
-        is made a second time.
+        The image's own workdir is known only when its first pod runs. Where the agent could not write to it, that pod
+        is made a second time; others wait, to be made once.
         """
         needs = self._needs(task)
-        workdir = needs.workdir or self._workdirs.get(needs.image, "")
-        machine = self._started(folder, needs, workdir or WORKDIR)
-        if not workdir:
-            of_image = machine.reported_by_image()[0]
-            workdir = of_image if of_image not in ("", "/") and not workdir_problem(of_image) else WORKDIR
-            self._workdirs[needs.image] = workdir
-            if not is_writable(workdir, machine.settings):
-                machine.remove()
-                self._started(folder, needs, workdir)
-            else:
-                self._write(folder, machine, workdir)
+        workdir = needs.workdir or self._told_workdir(needs.image)
+        machine = self._started(folder, needs, workdir) if workdir else self._started_first(folder, needs)
+        if _given(task) is not None:
+            with suppress(InfrastructureError):  # it is started again when the files come
+                machine.await_upload(machine.settings.workdir)
+        self._started_here[folder] = machine
 
     def fill(self, folder: Path, task: Task | None) -> TaskMachine:
         """Copy a task's files into the pod that was started in a folder. Raises ``InfrastructureError``."""
-        made = self.find(folder, task)
-        machine = made.machine
+        given, machine = _given(task), self._started_here.pop(folder, None)
+        if machine is not None and given is None:
+            machine.forgo_upload()
+        if machine is None or given is None:
+            machine = self._found(folder, task)
         try:
-            if task is not None and not task.image() and (given := task.folder / "environment").is_dir():
-                machine.upload(given, made.directory)
-            index, _, rest = folder.name.partition("-")
-            labels = {"plaudit.dev/group": label_value(folder.parent.name), "plaudit.dev/index": label_value(index)}
-            if rest and index.isdigit():
-                self.cluster.label(machine.name, labels)
+            if given is None:
+                self._label(folder, machine)
+            else:
+                with machine.uploading(given, machine.settings.workdir):
+                    self._label(folder, machine)
             if not folder.is_dir():
                 raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} was removed meanwhile")
         except BaseException:
             machine.remove()
             raise
-        return made
+        return self._made(machine, task)
 
     def find(self, folder: Path, task: Task | None) -> TaskMachine:
         """Read which pod it is, which must be one of this run: users' code can write to the folder.
 
         Raises ``InfrastructureError``.
         """
+        return self._made(self._found(folder, task), task)
+
+    def _found(self, folder: Path, task: Task | None) -> PodMachine:
         written = self._read(folder)
         if not self.cluster.find({LABEL: written["name"], **self._labels()}):
             raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone")
         needs = self._needs(task)
         settings = self._settings(needs, written["image"], written["workdir"])
-        machine = PodMachine(self.cluster, written["name"], settings, needs.limits, written.get("uid", ""))
-        separate = self.choice.separate(task, written["workdir"], _PROCESSES)
-        return TaskMachine(machine, written["workdir"], cpus=settings.cpus, separate=separate)
+        return PodMachine(self.cluster, written["name"], settings, needs.limits, written.get("uid", ""))
 
     def remove(self, *places: Path) -> None:
         """Remove the pods, those of their tests, and the folders.
@@ -162,6 +163,8 @@ class PodProvider:
         Raises ``InfrastructureError`` if a pod may be left.
         """
         for folder in places:
+            if (machine := self._started_here.pop(folder, None)) is not None:
+                machine.forgo_upload()
             try:
                 name = self._read(folder)["name"]
             except InfrastructureError:  # no pod was made
@@ -183,6 +186,35 @@ class PodProvider:
         if self.choice.run:
             self.cluster.reap(self._labels(), held.__contains__)
 
+    def _told_workdir(self, image: str) -> str:
+        """Wait for the workdir of an image that a first pod tells; return an empty one if the caller's is the first."""
+        own: Future[str] = Future()
+        if (told := self._workdirs.setdefault(image, own)) is not own:
+            with suppress(InfrastructureError):
+                return told.result()
+        return ""
+
+    def _started_first(self, folder: Path, needs: _Needs) -> PodMachine:
+        told = self._workdirs.setdefault(needs.image, Future())
+        try:
+            machine = self._started(folder, needs, WORKDIR)
+            workdir = machine.reported_by_image()[0]
+            if workdir in ("", "/") or workdir_problem(workdir):
+                workdir = WORKDIR
+        except BaseException as error:
+            self._workdirs.pop(needs.image, None)
+            with suppress(InvalidStateError):  # after a first one that failed, all others are first ones
+                told.set_exception(InfrastructureError(str(error)))
+            raise
+        with suppress(InvalidStateError):
+            told.set_result(workdir)
+        if not is_writable(workdir, machine.settings):
+            machine.remove()
+            return self._started(folder, needs, workdir)
+        machine.settings = replace(machine.settings, workdir=workdir)
+        self._write(folder, machine, workdir)
+        return machine
+
     def _started(self, folder: Path, needs: _Needs, workdir: str) -> PodMachine:
         settings = self._settings(needs, needs.image, workdir)
         machine = PodMachine(self.cluster, new_name(), settings, needs.limits)
@@ -190,6 +222,18 @@ class PodProvider:
         machine.create()
         self._write(folder, machine, workdir)  # with its uid
         return machine
+
+    def _label(self, folder: Path, machine: PodMachine) -> None:
+        """Let the pod tell its sample, where the folder's name does."""
+        index, _, rest = folder.name.partition("-")
+        if rest and index.isdigit():
+            labels = {"plaudit.dev/group": label_value(folder.parent.name), "plaudit.dev/index": label_value(index)}
+            self.cluster.label(machine.name, labels)
+
+    def _made(self, machine: PodMachine, task: Task | None) -> TaskMachine:
+        settings = machine.settings
+        separate = self.choice.separate(task, settings.workdir, _PROCESSES)
+        return TaskMachine(machine, settings.workdir, cpus=settings.cpus, separate=separate)
 
     def _write(self, folder: Path, machine: PodMachine, workdir: str) -> None:
         written = {"name": machine.name, "uid": machine.uid, "image": machine.settings.image, "workdir": workdir}
@@ -231,3 +275,9 @@ class PodProvider:
             limits=self.choice.limits(environment, _PROCESSES),
             workdir=environment.workdir if environment and "workdir" in environment.model_fields_set else "",
         )
+
+
+def _given(task: Task | None) -> Path | None:
+    """Return the folder whose files a machine of the task begins with; None where the image has them."""
+    folder = task.folder / "environment" if task is not None and not task.image() else None
+    return folder if folder is not None and folder.is_dir() else None

@@ -321,8 +321,9 @@ class PodProcess:
         self.errors = bytearray()
         """The beginning of its standard error."""
         self._socket = socket
-        self._where = where
+        self.where = where
         self._heard_at = time.monotonic()
+        self._takes_input = True
 
     def write(self, data: bytes) -> int:
         """Give it more standard input."""
@@ -333,15 +334,16 @@ class PodProcess:
 
     def end_input(self) -> None:
         """Close its standard input, where the API server can (1.30 and newer); BusyBox's tar waits for it."""
-        if self._socket.getsubprotocol() == _V5:
+        if self._takes_input and self._socket.getsubprotocol() == _V5:
             self._send(bytes([_CLOSE, _STDIN]))
+        self._takes_input = False
 
     def _send(self, frame: bytes) -> None:
         try:
             self._socket.send(frame, opcode=ABNF.OPCODE_BINARY)
         except (WebSocketException, OSError) as error:
             self._collect()
-            raise ClusterError(f"{self._where}: {self.problem or error}", 0) from error
+            raise ClusterError(f"{self.where}: {self.problem or error}", 0) from error
 
     def _collect(self) -> None:
         """Read what the other end said before it went."""

@@ -28,7 +28,7 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,6 +100,7 @@ class PodMachine:
         self.limits = limits
         self.settings = settings
         self._cluster = cluster
+        self._receiver: PodProcess | None = None
 
     @classmethod
     def new(cls, cluster: PodCluster, settings: PodSettings, limits: MachineLimits) -> PodMachine:
@@ -153,7 +154,41 @@ class PodMachine:
 
     def upload(self, folder: Path, place: str) -> None:
         """Copy the files of a host's folder into the new pod, before the agent's first command."""
-        _put(self._cluster, self.name, MACHINE, folder, place)
+        with self.uploading(folder, place):
+            pass
+
+    @contextlib.contextmanager
+    def uploading(self, folder: Path, place: str) -> Iterator[None]:
+        """Send the files of a host's folder into the new pod; leaving waits until they are there."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
+            with _extracted(_receiver(self._cluster, self.name, MACHINE, place)) as target:
+                write_content(target, folder)
+                target.end_input()
+                yield
+            return
+        with contextlib.closing(receiver):
+            with contextlib.suppress(ClusterError):  # whatever stands between may have closed the silent connection
+                write_content(cast(IO[bytes], receiver), folder)
+                receiver.end_input()
+            yield
+            try:
+                _wait_until_extracted(receiver)
+            except InfrastructureError:
+                _put(self._cluster, self.name, MACHINE, folder, place)
+
+    def await_upload(self, place: str) -> None:
+        """Start what receives files for a place already, which takes longer than sending them. Raises ``ClusterError``.
+
+        It waits for ``uploading`` or ``forgo_upload``.
+        """
+        self._receiver = _receiver(self._cluster, self.name, MACHINE, place)
+
+    def forgo_upload(self) -> None:
+        """End what waits for files."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
 
     def disk_bytes(self) -> int:
         """Return the space of the folders that the agent may write to, with what the image had there.
@@ -276,7 +311,7 @@ class PodCopy:
         )
         target = None
         try:
-            with _extracted(self._cluster, self._name, FILL, to) as target:
+            with _extracted(_receiver(self._cluster, self._name, FILL, to)) as target:
                 source = cast(IO[bytes], ProcessOutput(reader, until_s))
                 are_artifacts = self._separate is not None
                 copy_files(source, target, places, self._limits.disk_bytes, are_artifacts=are_artifacts)
@@ -485,21 +520,27 @@ def _raise_if_lost(name: str, pod: Mapping[str, Any]) -> None:
 
 
 def _put(cluster: PodCluster, name: str, container: str, folder: Path, place: str) -> None:
-    with _extracted(cluster, name, container, place) as target:
+    with _extracted(_receiver(cluster, name, container, place)) as target:
         write_content(target, folder)
 
 
-@contextlib.contextmanager
-def _extracted(cluster: PodCluster, name: str, container: str, place: str) -> Any:
-    """Yield a file: the archive that is written to it lies below a folder of a container at the end."""
+def _receiver(cluster: PodCluster, name: str, container: str, place: str) -> PodProcess:
+    """Start a process that extracts its standard input, an archive, below a folder of a container."""
     where = shlex.quote(place)
-    process = cluster.execute(name, container, f"mkdir -p {where} && exec tar -x -p -f - -C {where}")
-    try:
-        yield process
-        process.end_input()
-        _finish(process, f"files cannot be put into {name}", _STEP_S)
-    finally:
-        process.close()
+    return cluster.execute(name, container, f"mkdir -p {where} && exec tar -x -p -f - -C {where}")
+
+
+@contextlib.contextmanager
+def _extracted(receiver: PodProcess) -> Iterator[Any]:
+    """Yield a receiver as a file: the archive that is written to it lies in its folder at the end."""
+    with contextlib.closing(receiver):
+        yield receiver
+        receiver.end_input()
+        _wait_until_extracted(receiver)
+
+
+def _wait_until_extracted(receiver: PodProcess) -> None:
+    _finish(receiver, f"files cannot be put into {receiver.where}", _STEP_S)
 
 
 def _answer(cluster: PodCluster, name: str, container: str, script: str, limit_s: float = _STEP_S) -> str:

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ import machine_image
 import pytest
 from real_cluster import Cluster
 
-from machine_attacks import ATTACKS, POD_ATTACKS, TAKEN_OVER, TEST
+from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, POD_ATTACKS, SEPARATE_TEST, TAKEN_OVER, TEST
 from plaudit_job.tasks import read_task
 from plaudit_reward.pod_provider import NAMESPACE_VARIABLE, RUN_LABEL, PodProvider
 from plaudit_reward.providers import MachineChoice
-from plaudit_sandbox.machine import CommandEnd, MachineLimits
+from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests
 from plaudit_sandbox.pod_cluster import ClaimCluster, PodCluster
 from plaudit_sandbox.pod_manifests import LABEL, ROLE_LABEL, PodSettings, label_value
 from plaudit_sandbox.pods import PodMachine
@@ -91,8 +92,13 @@ def roles(pods: PodCluster, machine: PodMachine) -> list[str]:
 
 
 def test_commands_files_and_limits(machine: PodMachine, tmp_path: Path) -> None:
-    (tmp_path / "given").write_text("of the task")
-    machine.upload(tmp_path, "/app")
+    for text, ended in (("awaited", "true"), ("too late", "kill -9 -1"), ("of the task", "")):
+        if ended:
+            machine.await_upload("/app")
+            bash(machine, ended)
+        (tmp_path / "given").write_text(text)
+        machine.upload(tmp_path, "/app")
+        assert bash(machine, "cat given").output == text
     first = bash(machine, 'cat given; echo kept > a; echo "$A" >&2; exit 3', environment={"A": " 'x\" y"})
     assert (first.ending, first.exit_code, first.output) == ("exited", 3, "of the task 'x\" y\n")
     assert (
@@ -140,24 +146,48 @@ def test_a_right_answer_is_rewarded_however_often_it_is_verified(
     assert link.reason.startswith("reward.txt is no file")
 
 
-def test_what_an_agent_plants_earns_nothing(pods: PodCluster, tmp_path: Path) -> None:
+def played(
+    pods: PodCluster, tests: Path, agents: Sequence[str], separate: SeparateTests | None = None
+) -> list[tuple[str, Verdict]]:
+    """Return what tests say of agents that each run one script in a machine of its own, six at a time."""
     places = asyncio.Semaphore(6)
 
-    async def played(number: int, attack: str) -> tuple[str, Verdict]:
+    async def play(script: str) -> tuple[str, Verdict]:
         async with places:
             machine = await asyncio.to_thread(PodMachine.new, pods, settings(), LIMITS)
             try:
-                await shell(machine, attack, timeout_s=20.0)
-                tests = folder_of_tests(tmp_path / str(number), TEST)
-                return attack, await verify(machine, tests, timeout_s=60.0)
+                await shell(machine, script, timeout_s=20.0)
+                return script, await verify(machine, tests, timeout_s=60.0, separate=separate)
             finally:
                 await asyncio.to_thread(machine.remove)
 
-    async def all_played() -> list[tuple[str, Verdict]]:
-        return await asyncio.gather(*(played(*each) for each in enumerate([*ATTACKS, *POD_ATTACKS])))
+    async def play_all() -> list[tuple[str, Verdict]]:
+        return await asyncio.gather(*map(play, agents))
 
-    found = asyncio.run(all_played())
+    return asyncio.run(play_all())
+
+
+def test_what_an_agent_plants_earns_nothing(pods: PodCluster, tmp_path: Path) -> None:
+    found = played(pods, folder_of_tests(tmp_path, TEST), [*ATTACKS, *POD_ATTACKS])
     assert [each for each in found if each[1].reward != 0.0] == []
+    assert pods.find({}) == []
+
+
+def test_separate_tests_find_the_artifacts_and_nothing_else_of_the_agent(pods: PodCluster, tmp_path: Path) -> None:
+    (given := tmp_path / "given" / "out").mkdir(parents=True)
+    (given / "old").write_text("of the task")
+    (given.parent / "data").write_text("of the task")
+    limits = replace(LIMITS, disk_bytes=24 << 20)
+    own = SeparateTests(["/logs/artifacts", "/app/out"], limits, "/app", given.parent, IMAGE, cpus=0.1)
+    right = (
+        "echo planted | tee /root/planted /tmp/planted /app/planted /app/data; mkdir -p /app/out/deep /logs/artifacts; "
+        "echo 1 > /logs/verifier/reward.txt; echo 42 > /app/out/deep/found; ln -s deep/found /app/out/answer; "
+        "echo log > /logs/artifacts/log"
+    )
+    test = SEPARATE_TEST + "cat /app/data /logs/artifacts/log; ls /app/out"
+    (_, best), *others = played(pods, folder_of_tests(tmp_path, test), [right, *ARTIFACT_ATTACKS[::3]], own)
+    assert (best.reward, best.executed.output) == (1.0, "of the tasklog\nanswer\ndeep\n"), best
+    assert [each for each in others if each[1].reward != 0.0] == []
     assert pods.find({}) == []
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,9 +15,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
+from plaudit_reward.pod_provider import PodProvider
+from plaudit_reward.providers import MachineChoice
 from plaudit_sandbox.machine import MachineLimits
 from plaudit_sandbox.pod_cluster import ClaimCluster, ClusterError
-from plaudit_sandbox.pod_manifests import AGENT_SANDBOX, LABEL, PodSettings
+from plaudit_sandbox.pod_manifests import AGENT_SANDBOX, FILL, LABEL, PodSettings
 from plaudit_sandbox.pods import PodMachine
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
 
@@ -33,6 +37,8 @@ class Api(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects: dict[str, dict[str, Any]] = {}
         self.refusal = ""
+        self.image_workdir = ""
+        self.num_claims = 0
         self.serves_claims = True
 
     def of(self, plural: str) -> list[dict[str, Any]]:
@@ -48,10 +54,15 @@ class Api(ThreadingHTTPServer):
         [template] = [each for each in self.of("sandboxtemplates") if each["metadata"]["name"] in str(pool["spec"])]
         given = template["spec"]["podTemplate"]
         statuses = [{"name": each["name"], "state": RUNNING} for each in given["spec"]["containers"]]
+        filled = {"terminated": {"exitCode": 0, "message": f"{self.image_workdir}\n/bin"}}
         self.objects[f"/api/v1/namespaces/n/pods/{name}"] = {
             "metadata": {"name": name, "uid": f"uid of {name}", **given["metadata"]},
             "spec": given["spec"],
-            "status": {"phase": "Running", "containerStatuses": statuses},
+            "status": {
+                "phase": "Running",
+                "containerStatuses": statuses,
+                "initContainerStatuses": [{"name": FILL, "state": filled}],
+            },
         }
 
 
@@ -70,6 +81,7 @@ class Handler(BaseHTTPRequestHandler):
             status = 409 if path in api.objects else 201
             found = api.objects.setdefault(path, body)
             if "sandboxclaims" in path:
+                api.num_claims += 1
                 api.make_pod(found)
         elif self.command == "PATCH" and found:
             found["metadata"]["labels"] = {**found["metadata"]["labels"], **body["metadata"]["labels"]}
@@ -155,6 +167,18 @@ def test_a_claim_that_gets_no_pod_is_reported_in_the_words_of_its_controller(api
     with pytest.raises(ClusterError, match="gets no pod: InvalidConfiguration: not so"):
         PodMachine.new(ClaimCluster(), SETTINGS, LIMITS)
     assert api.of("sandboxclaims") == []
+
+
+def test_the_first_machine_of_an_image_tells_its_workdir_and_all_others_are_made_once(api: Api, tmp_path: Path) -> None:
+    api.image_workdir = "/repo"
+    provider = PodProvider(MachineChoice("image:1", run="mine"), claims=True)
+    folders = [tmp_path / f"machine-{number}" for number in range(6)]
+    for folder in folders:
+        folder.mkdir()
+    with ThreadPoolExecutor(len(folders)) as threads:
+        made = [*threads.map(lambda folder: provider.make(folder, None), folders)]
+    assert {each.directory for each in made} == {"/repo"}
+    assert api.num_claims == len(folders) + 1
 
 
 def test_a_cluster_without_agent_sandbox_is_refused_by_name(api: Api) -> None:

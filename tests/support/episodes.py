@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from plaudit_job.spec.rollout import AgentSpec, ToolSpec
+from plaudit_reward.machines import RunMachines
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
 from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.agents.sandbox_tools import sandbox_tools
 from plaudit_workers.rollout.agents.agent import Agent, CustomAgent
+from plaudit_workers.rollout.agents.machine_tools import MachineTools
 from plaudit_workers.rollout.agents.tool_calls import ToolCallParser
-from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolLimits
+from plaudit_workers.rollout.agents.tools import EnvironmentAgent, ToolAgent, ToolLimits
 from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from plaudit_workers.tokenizer import ChatTemplate
@@ -50,6 +54,16 @@ async def open_agent(processes: AgentProcesses, tokenizer: Any, limit_s: float =
     parser = ToolCallParser("hermes", tokenizer, template.tools)
     chat = (template, parser, processes, tools, ToolLimits(fail_on_tool_failure=True, **limits))
     return EnvironmentAgent(*chat, reads_text=processes.environment == "text", step_limit_s=limit_s)
+
+
+def machine_agent(machines: RunMachines, processes: AgentProcesses, tokenizer: Any, timeout_s: float) -> ToolAgent:
+    """Return an agent whose calls of ``bash`` and of the files' tools run in machines."""
+    tools = [ToolSpec(sandbox="bash", timeout_seconds=timeout_s), ToolSpec(sandbox="files")]
+    described = sandbox_tools(AgentSpec(kind="tools", tools=tools))
+    template = ChatTemplate(tokenizer, [tool.schema for tool in described])
+    parser = ToolCallParser("hermes", tokenizer, template.tools)
+    limits = ToolLimits(turns=20, fail_on_tool_failure=True)
+    return ToolAgent(template, parser, processes, described, limits, MachineTools(machines, described, 2))
 
 
 async def play(

@@ -104,7 +104,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     cpus: float = 0.0
     """CPUs that it holds while it exists; 0: only its commands and its tests hold one."""
     failed: bool = False
-    """It could not be made, or broke through no fault of the policy."""
+    """It could not be made, or broke through no fault of the policy; or the one before it broke, in which the sample
+    had begun."""
 
     @property
     def waited_s(self) -> float:
@@ -136,6 +137,11 @@ class GenerationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Parameters that the agent's program asked for, such as ``temperature``, and did not get: the job's own were used.
     """
     sandbox: SandboxRecord | None = None
+
+    @property
+    def is_truncated(self) -> bool:
+        """Return True if a limit of tokens, turns or time ended the sample."""
+        return self.finish_reason in ("length", "timeout")
 
 
 class _Result(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -400,7 +406,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int = 0
     """The limit on the response's tokens (``sampling.maxTokens``), for length penalties."""
     finish_reason: str = "stop"
-    """``stop`` or ``length``."""
+    """``stop``, ``length`` (of tokens or turns) or ``timeout``."""
     split: Split = "train"
     completion: list[dict[str, Any]] = []
     """The chat messages after the prompt (assistant, tool, user), where an agent held a conversation; ``response`` is

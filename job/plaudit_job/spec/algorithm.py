@@ -170,8 +170,8 @@ class AlgorithmSpec(Section):
     other samples. ``turn`` requires agent kind environment or custom and a scorer of kind ``environment``. Default
     sample."""
     mask_truncated: bool = False
-    """Train no token of a sample that ended at a limit (``finish_reason: length``); its score stays in its group's
-    advantages. Default false: a cut response is trained by its score, as any other.
+    """Train no token of a sample that ended at a limit (``finish_reason: length``, or ``timeout`` in a machine); its
+    score stays in its group's advantages. Default false: a cut response is trained by its score, as any other.
     """
     filter_truncated: bool = False
     """Treat a sample that ended at a limit as one without a score: it is not trained, and the advantages of its group,

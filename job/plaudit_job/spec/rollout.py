@@ -110,7 +110,8 @@ class AgentSpec(Section):
     """Samples of one worker that may wait for tools while others take their places in the engine
     (``engine.maxConcurrentSamples``). Default 256."""
     timeout_seconds: float = Field(default=1800.0, gt=0, le=86_400)
-    """Seconds of one sample, generation included, after which it ends without a score. Default 1,800."""
+    """Seconds of one sample, generation included, after which it ends: without a score, or with that of its machine's
+    tests. Default 1,800."""
     max_turns: int = Field(default=8, ge=1, le=1000)
     """The most generations of one sample, for ``tools``, ``environment`` and ``endpoint``. Default 8."""
     max_turn_tokens: int | None = Field(default=None, ge=1, le=1_000_000)

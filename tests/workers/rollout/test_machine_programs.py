@@ -203,11 +203,11 @@ async def test_a_program_that_ends_without_a_turn_is_a_data_error_with_its_words
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-async def test_a_program_that_takes_too_long_is_killed_with_all_that_it_started(tmp_path: Path, provider: str) -> None:
+async def test_a_late_program_is_killed_with_all_that_it_started_and_scored(tmp_path: Path, provider: str) -> None:
     async with opened(tmp_path, provider) as samples:
-        body = await samples.play("sleep 424242 & sleep 424242", limit_s=4.0)
-        assert body.sample.failure is not None
-        assert body.sample.failure.outcome == "timeout"
+        body = await samples.play("echo $((3 + 4)) > sum; sleep 424242 & sleep 424242", limit_s=10.0)
+        assert (body.sample.failure, body.generation.finish_reason) == (None, "timeout")
+        assert await samples.reward(body) == 1.0
         assert b"424242" not in b"".join(map(_command_line, Path("/proc").glob("[0-9]*")))
 
 

@@ -13,20 +13,19 @@ import pytest
 from builders import make_prompt
 from chat_tokenizer import chat_tokenizer
 from container_images import IMAGE, why_none
-from episodes import play
+from episodes import machine_agent, play
 from harbor_tasks import run_machines, write_sum_task
 from namespaces import HAS_NAMESPACES
 from plaudit_job.spec.rollout import AgentSpec, ToolSpec
 from plaudit_job.tasks import read_task
 from plaudit_reward.machines import RunMachines
 from plaudit_reward.providers import ContainerProvider, MachineChoice
+from plaudit_reward.scorer import Attempt
+from plaudit_reward.verifier import VerifierScorer
 from plaudit_wire.messages import SampleBody
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
 from plaudit_workers.rollout.agents.machine_tools import MachineTools, SampleMachine
-from plaudit_workers.rollout.agents.tool_calls import ToolCallParser
-from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
-from plaudit_workers.tokenizer import ChatTemplate
 from waiting import until
 
 pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
@@ -48,14 +47,8 @@ async def play_in_machine(tmp_path: Path) -> AsyncIterator[Play]:
     processes = AgentProcesses([])
 
     async def played(*turns: str, timeout_s: float = 20.0, disk_mb: int = 64, **changes: Any) -> Any:
-        tools = [ToolSpec(sandbox="bash", timeout_seconds=timeout_s), ToolSpec(sandbox="files")]
-        described = sandbox_tools(AgentSpec(kind="tools", tools=tools))
         tokenizer = chat_tokenizer()
-        template = ChatTemplate(tokenizer, [tool.schema for tool in described])
-        parser = ToolCallParser("hermes", tokenizer, template.tools)
-        limits = ToolLimits(turns=20, fail_on_tool_failure=True)
-        shared = MachineTools(run_machines(tmp_path, disk_mb), described, 2)
-        agent = ToolAgent(template, parser, processes, described, limits, shared)
+        agent = machine_agent(run_machines(tmp_path, disk_mb), processes, tokenizer, timeout_s)
         _, body = await play(agent, tokenizer, *turns, "Done.", max_tokens=8000, **changes)
         answers = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
         return body, answers
@@ -181,14 +174,14 @@ async def test_a_machine_that_cannot_be_made_ends_the_sample_without_a_score(
     assert list((tmp_path / "sandboxes").glob("*/*")) == []
 
 
-async def test_a_task_s_own_limit_ends_its_agent_before_the_job_s_does(play_in_machine: Play, tmp_path: Path) -> None:
+async def test_a_task_s_own_limit_ends_its_agent_whose_work_is_tested(play_in_machine: Play, tmp_path: Path) -> None:
     folder = write_sum_task(tmp_path / "sum", config="[agent]\ntimeout_sec = 1.0\n")
-    body, _ = await play_in_machine(bash("sleep 100"), extra_info=read_task(folder).row()["extra_info"])
-    assert body.sample.failure is not None
-    assert (body.sample.failure.outcome, body.sample.failure.reason) == (
-        "timeout",
-        "the conversation took longer than 1 s",
-    )
+    right = bash("echo $((3 + 4)) > sum; sleep 100")
+    body, _ = await play_in_machine(right, extra_info=read_task(folder).row()["extra_info"])
+    assert (body.sample.failure, body.generation.finish_reason) == (None, "timeout")
+    assert body.generation.is_truncated
+    score = await VerifierScorer("tests", run_machines(tmp_path), 1).score(body.sample, Attempt(120.0))
+    assert score.value == 1.0
 
 
 async def test_machines_that_fail_are_recorded_with_their_samples(play_in_machine: Play, tmp_path: Path) -> None:

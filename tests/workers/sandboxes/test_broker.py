@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from chat_tokenizer import chat_tokenizer
+from episodes import call, machine_agent, play
 from namespaces import HAS_NAMESPACES
 from plaudit_reward.machines import RunMachines
 from plaudit_reward.providers import TaskMachine
@@ -16,6 +18,7 @@ from plaudit_reward.verifier import VerifierScorer
 from plaudit_sandbox.machine import CommandEnd
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.records import Sample
+from plaudit_workers.agents.processes import AgentProcesses
 from waiting import until
 
 from .conftest import Brokers, World
@@ -143,3 +146,39 @@ async def test_a_second_broker_waits_and_then_goes_on_with_the_machines(world: W
     async with broker():
         assert (await score(world.machines(), world, name)).value == 1.0
         assert await world.provider().ask("/v1/release", ReleaseRequest([name]), Nothing) == Nothing()
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+async def test_a_sample_whose_broker_dies_begins_again_in_another_machine(
+    world: World, broker: Brokers, deaths: int
+) -> None:
+    await world.admit("t-0-1.0")
+    processes, machines, tokenizer = AgentProcesses([]), world.machines(), chat_tokenizer()
+    agent, extra_info = machine_agent(machines, processes, tokenizer, 60.0), world.task.row()["extra_info"]
+    turn = call("bash", command="echo 7 > sum; touch begun; sleep 8")
+    playing = asyncio.ensure_future(play(agent, tokenizer, turn, "Done.", extra_info=extra_info))
+    seen: set[Path] = set()
+
+    def has_begun() -> bool:
+        new = set((world.folder / "machines").glob("*/files/app/begun")) - seen
+        seen.update(new)
+        return bool(new)
+
+    for _ in range(deaths):
+        async with broker():
+            await until(lambda: playing.done() or has_begun())
+            assert not playing.done(), playing
+    async with broker():
+        _, body = await playing
+        assert body.generation.sandbox is not None
+        assert body.generation.sandbox.failed
+        assert len(body.generation.turns) == 2 / deaths  # a command that may have had an effect never runs twice
+        if deaths == 1:
+            assert body.sample.failure is None
+            assert (await score(machines, world, body.sample.machine)).value == 1.0
+        else:
+            assert body.sample.failure is not None
+            assert body.sample.failure.outcome == "infra_error"
+            assert "lost" in (body.sample.failure.reason or "")
+            assert (world.folders(), body.sample.machine) == (set(), "")
+    await processes.close()

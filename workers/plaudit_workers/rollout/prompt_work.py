@@ -23,7 +23,7 @@ from plaudit_wire.records import AgentReward, GenerationRecord, Sample, TurnReco
 from plaudit_workers.agents.messages import FinishedSample, Trajectory, prompt_tokens
 from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.process import unless_stopped
-from plaudit_workers.rollout.agents.agent import Agent, AgentError
+from plaudit_workers.rollout.agents.agent import Agent, AgentError, MachineLostError
 from plaudit_workers.rollout.engine import Chat, Engine, EngineFailedError, Policy, RequestRefusedError, SampleRequest
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.calls import Delivery, Publication
@@ -156,6 +156,10 @@ class SampleRun:
             trajectory = await self._run(agent)
         except EngineFailedError:
             raise
+        except MachineLostError as error:
+            failure = AgentReward("infra_error", reason=plain_text(str(error)[:_MOST_REASON_CHARACTERS]))
+            trajectory = error.trajectory or await self.failed(failure)
+            trajectory.sandbox = error.sandbox
         except AgentError as error:
             trajectory = await self.failed(
                 AgentReward(error.outcome, reason=plain_text(str(error)[:_MOST_REASON_CHARACTERS]))
@@ -171,17 +175,33 @@ class SampleRun:
         return trajectory
 
     async def _run(self, agent: Agent) -> Trajectory:
-        trajectory = await agent.run(self.prompt, self._generate)
+        trajectory = await self._begun(agent)
         if problem := next(filter(None, (part.problem() for part in (trajectory, *trajectory.branches))), ""):
             raise AgentError(f"{type(agent).__name__}: {problem}")
         trajectory.make_plain()
         return trajectory
 
+    async def _begun(self, agent: Agent) -> Trajectory:
+        """Run the agent, and once more if its machine is lost: a broker or node that dies takes whole groups along."""
+        try:
+            return await agent.run(self.prompt, self._generate)
+        except MachineLostError as error:
+            about = {"group": self.prompt.group, "index": self.index}
+            logger.warning("sample begins again in another machine", **about, error=str(error))
+        self._forget_turns()
+        trajectory = await agent.run(self.prompt, self._generate)
+        if trajectory.sandbox is not None:
+            trajectory.sandbox = msgspec.structs.replace(trajectory.sandbox, failed=True)
+        return trajectory
+
+    def _forget_turns(self) -> None:
+        self._finished.clear()
+        self._requested_s.clear()
+
     async def failed(self, failure: AgentReward) -> Trajectory:
         """Let the policy write a token: only a sample with tokens can be published."""
         logger.warning("sample failed", group=self.prompt.group, index=self.index, reason=failure.reason)
-        self._finished.clear()
-        self._requested_s.clear()
+        self._forget_turns()
         trajectory = Trajectory()
         trajectory.add_turn(await self._generate(prompt_tokens(self.prompt), 1))
         trajectory.failure = failure

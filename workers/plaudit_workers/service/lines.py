@@ -30,7 +30,7 @@ class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     response_tokens: NumTokens = 0
     max_tokens: NumTokens = 0
     """The limit on the response's tokens; for length penalties."""
-    finish_reason: Literal["stop", "length"] = "stop"
+    finish_reason: Literal["stop", "length", "timeout"] = "stop"
     id: str = ""
     """Id of the sample, repeated in its score; empty: a scoring service generates one."""
 

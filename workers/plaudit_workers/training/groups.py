@@ -210,7 +210,7 @@ def summary(group: Group, flight: GroupInFlight, filter_truncated: bool = False)
 
 
 def _is_truncated(sample: GroupSample) -> bool:
-    return sample.body is not None and sample.body.generation.finish_reason == "length"
+    return sample.body is not None and sample.body.generation.is_truncated
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,15 @@ class AgentError(Exception):
         """The times of the sample's machine; None: it has none."""
 
 
+class MachineLostError(AgentError):
+    """Report that a sample's machine broke through no fault of the policy: the sample can begin again in another."""
+
+    def __init__(self, reason: str, trajectory: Trajectory | None = None) -> None:
+        super().__init__(reason, "infra_error")
+        self.trajectory = trajectory
+        """What the sample had done, with this failure; None: nothing."""
+
+
 class MachineCounts:
     """Count the machines of a rollout's samples, for its heartbeat."""
 

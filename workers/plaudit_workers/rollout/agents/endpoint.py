@@ -115,10 +115,16 @@ class EndpointAgent:
         """Run the program on one prompt; raise ``AgentError`` if it ends without a finished turn."""
         if self._inside is None:
             return await self._captured(prompt, generate, self._in_process)
-        async with self._inside.machines.of(prompt) as machine:
-            trajectory = await self._captured(prompt, generate, partial(self._in_machine, machine, self._inside))
-            trajectory.machine, trajectory.sandbox = machine.name, machine.record
-            return trajectory
+        return await self._inside.machines.play(prompt, partial(self._played, prompt, generate, self._inside))
+
+    async def _played(
+        self, prompt: Prompt, generate: Generate, inside: MachineProgram, machine: SampleMachine
+    ) -> Trajectory:
+        trajectory = await self._captured(prompt, generate, partial(self._in_machine, machine, inside))
+        if trajectory.failure is not None and trajectory.failure.outcome == "timeout":
+            # A policy could use up the program's time whenever it fears the tests of its machine.
+            trajectory.failure, trajectory.finish_reason = None, "timeout"
+        return trajectory
 
     async def _captured(
         self,

@@ -29,10 +29,10 @@ from plaudit_sandbox.machine import CommandEnd, Machine, Serve
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import SandboxRecord
-from plaudit_workers.agents.messages import MachineReply, Tool, UseMachine
+from plaudit_workers.agents.messages import MachineReply, Tool, Trajectory, UseMachine
 from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
-from plaudit_workers.rollout.agents.agent import AgentError, MachineCounts
+from plaudit_workers.rollout.agents.agent import AgentError, MachineCounts, MachineLostError
 
 _MOST_PATH_BYTES = 4096
 _ALL = 1 << 31
@@ -104,9 +104,24 @@ class MachineTools:
         session = any(tool.sandbox == "session" for tool in agent.tools)
         return cls(machines, sandbox_tools(agent), places, counts, keeps_variables=session)
 
-    def of(self, prompt: Prompt) -> SampleMachine:
-        """Return the machine of the sample that the current task holds; entering it makes it."""
-        return SampleMachine(self, prompt, sample_seed.get() - prompt.seed)
+    async def play(self, prompt: Prompt, work: Callable[[SampleMachine], Awaitable[Trajectory]]) -> Trajectory:
+        """Let the sample that the current task holds work in a machine of its own.
+
+        Raises ``AgentError``, and of it ``MachineLostError`` if the machine was made and broke.
+        """
+        async with SampleMachine(self, prompt, sample_seed.get() - prompt.seed) as machine:
+            try:
+                trajectory = await work(machine)
+            except AgentError as error:
+                if error.outcome == "infra_error" and machine.record.failed:
+                    raise MachineLostError(str(error)) from error
+                raise
+            trajectory.machine, trajectory.sandbox = machine.name, machine.record
+            failure = trajectory.failure
+            if failure is not None and failure.outcome == "infra_error" and machine.record.failed:
+                trajectory.machine = ""
+                raise MachineLostError(failure.reason or "", trajectory)
+            return trajectory
 
 
 class SampleMachine:

@@ -13,7 +13,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, Self
 
 from plaudit_job.spec.rollout import AgentSpec
@@ -312,13 +312,10 @@ class ToolAgent:
         """Hold one conversation; raise ``AgentError`` if it has no trajectory."""
         agent = self.for_row(prompt)
         if self.machines is None:
-            return await agent._run(prompt, generate, None)
-        async with self.machines.of(prompt) as machine:
-            trajectory = await agent._run(prompt, generate, machine)
-            trajectory.machine, trajectory.sandbox = machine.name, machine.record
-            return trajectory
+            return await agent._run(prompt, generate)
+        return await self.machines.play(prompt, partial(agent._run, prompt, generate))
 
-    async def _run(self, prompt: Prompt, generate: Generate, machine: SampleMachine | None) -> Trajectory:
+    async def _run(self, prompt: Prompt, generate: Generate, machine: SampleMachine | None = None) -> Trajectory:
         async with ToolProcess(self.processes, self.tools, _create_arguments(prompt), machine) as process:
             conversation = self.conversation(prompt, generate, process)
             limit_s = machine.limit_s(self.limits.seconds) if machine is not None else self.limits.seconds
@@ -329,7 +326,7 @@ class ToolAgent:
                 reason = f"the conversation took longer than {limit_s:g} s"
                 if not conversation.trajectory.response_ids:
                     raise AgentError(reason, "timeout") from None
-                conversation.trajectory.failure = AgentReward("timeout", reason=reason)
+                conversation.stop(reason, has_machine=machine is not None)
             return conversation.trajectory
 
     def conversation(self, prompt: Prompt, generate: Generate, process: ToolProcess) -> Conversation:
@@ -374,6 +371,13 @@ class Conversation:
             done = trajectory.failure is not None or any(end.done for end in ends)
             if done or not self._continue(turn.calls, results):
                 return
+
+    def stop(self, reason: str, *, has_machine: bool) -> None:
+        """Record that its time is over."""
+        if has_machine:  # a policy could use up its time whenever it fears the tests of its machine
+            self.trajectory.finish_reason = "timeout"
+        else:
+            self.trajectory.failure = AgentReward("timeout", reason=reason)
 
     async def _sample(self) -> list[int]:
         """Let the policy write one turn; return its ids."""
@@ -519,6 +523,10 @@ class _Episode(Conversation):
         await (self._act() if self._agent.reads_text else super().hold())
         if self.trajectory.failure is None:
             await self._finish()
+
+    def stop(self, reason: str, *, has_machine: bool) -> None:
+        """Record that its time is over, and so that the environment gave no reward."""
+        super().stop(reason, has_machine=False)
 
     async def _reset(self) -> EnvironmentReply:
         """Reset the environment, in a new process where the last one died; a server is asked again in the process."""

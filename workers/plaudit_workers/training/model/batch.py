@@ -133,8 +133,8 @@ class _Scored:
 
     @property
     def is_truncated(self) -> bool:
-        """Return True if a limit of tokens or turns ended the sample."""
-        return self.body.generation.finish_reason == "length"
+        """Return True if a limit ended the sample."""
+        return self.body.generation.is_truncated
 
     @property
     def starts(self) -> Ints:
