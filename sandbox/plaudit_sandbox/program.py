@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import io
 import json
 import os
@@ -91,8 +92,9 @@ def _call_function(source: str, name: str, arguments: list[Any]) -> None:
 
 
 def _run_script(source: str) -> None:
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - the program's own
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - the program's own
+    stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    _set_streams(stdin, stdout)
     try:
         _module("__main__", source)
         _join_threads()
@@ -100,7 +102,7 @@ def _run_script(source: str) -> None:
         if ended.code not in (None, 0):
             raise
     finally:
-        sys.stdout.flush()
+        _flush(stdout)
 
 
 def _run_as_verl_does(source: str, text: str) -> None:
@@ -109,13 +111,27 @@ def _run_as_verl_does(source: str, text: str) -> None:
     sys.stdin, sys.stdout = _EarlyStdin(text), _Discard()
     module = _module("tmp_sol", as_function(source))
     captured = _Captured()
-    sys.stdin, sys.stdout = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8", newline="\n"), captured
+    _set_streams(_Stdin(io.BytesIO(text.encode()), encoding="utf-8", newline="\n"), captured)
     try:
         module.code()
         _join_threads()
     except SystemExit:
         pass
+    _flush(captured)
     _write_bytes(captured.buffer.getvalue())
+
+
+def _set_streams(stdin: io.TextIOWrapper, stdout: io.TextIOWrapper) -> None:
+    """Make these the process's, and keep them: one that a program wraps anew and drops would close its buffer."""
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
+
+
+def _flush(stdout: io.TextIOWrapper) -> None:
+    """Flush what the program printed, also to a stream of its own in place of ours, as Python does at its end."""
+    for stream in (sys.stdout, stdout):
+        with contextlib.suppress(Exception):  # closed, or no stream at all
+            stream.flush()
 
 
 _IMPORTS = ("from ", "import ")
@@ -239,10 +255,21 @@ class _EarlyStdin(io.TextIOWrapper):
         return self._text.split("\n")
 
 
+class _Stdin(io.TextIOWrapper):
+    """The input, which can also be read from its file descriptor."""
+
+    mode = "r"
+
+    def fileno(self) -> int:
+        """Return the descriptor of the input, which has not been read."""
+        return 0
+
+
 class _Captured(io.TextIOWrapper):
     """Keep the output, also when the program closes the stream."""
 
     buffer: io.BytesIO
+    mode = "w"
 
     def __init__(self) -> None:
         bytes_alone = {"encoding": "utf-8", "errors": "surrogatepass", "newline": "\n", "write_through": True}
@@ -250,6 +277,10 @@ class _Captured(io.TextIOWrapper):
 
     def close(self) -> None:
         """Keep the stream open."""
+
+    def fileno(self) -> int:
+        """Return the descriptor of the output; what is written to it stands before the rest."""
+        return 1
 
 
 class _Discard(io.TextIOBase):

@@ -39,9 +39,11 @@ def test_samples_that_fail_for_the_same_reason_are_one_line_with_their_count(sam
 def test_a_reason_that_differs_from_sample_to_sample_is_one_kind_shown_by_its_first(sample: Build) -> None:
     texts = [f"ValueError: no number in {number!r} (/x/reward.py:7 in f)" for number in ("a", "b", "c")]
     texts += ["ValueError: no number in 'd' (/x/reward.py:9 in f)"]
+    texts += [f"ground_truth {truth!r} is blank" for truth in ("", "$: $")]
     samples = [sample(outcome="data_error", scorers={"mine": failed(text)}) for text in texts]
     assert [str(each) for each in failures_of(samples)] == [
         "3 × ValueError: no number in 'a' (reward.py:7 in f)",
+        "2 × ground_truth '' is blank",
         "1 × ValueError: no number in 'd' (reward.py:9 in f)",
     ]
 

@@ -451,7 +451,7 @@ _MOST_KINDS = 8
 _REASON_CHARACTERS = 200
 _FOLDER = re.compile(r"\(/[^()]*/(?=[^/()]+:\d+)")
 _PLACE = re.compile(r"\([^()]+:\d+[^()]*\)$")
-_NUMBER = re.compile(r"\d+(\.\d+)?")
+_VARIES = re.compile(r"(?<!\w)'(?:[^'\\]|\\.)*'|\d+(\.\d+)?")
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -473,7 +473,7 @@ class FailureCounts:
     """Count why samples have no score: each scorer's failures by kind, with the first reason of each. Bounded.
 
     A kind is an outcome and the part of its reason that does not change from sample to sample: the type of an exception
-    and its line, or the text before the first colon, without its numbers.
+    and its line, or the text before the first colon, without numbers and texts in quotes.
     """
 
     def __init__(self) -> None:
@@ -504,7 +504,7 @@ class FailureCounts:
     def add_failure(self, scorer: str, outcome: Outcome, reason: str) -> None:
         """Add one failure of a scorer."""
         place = _PLACE.search(reason)
-        kind = _NUMBER.sub("#", reason.partition(":")[0][:80]) + (place[0] if place else "")
+        kind = _VARIES.sub("#", reason).partition(":")[0][:80] + (place[0] if place else "")
         key = (scorer, outcome, kind)
         if key not in self._counts:
             of_scorer = [known for known in self._counts if known[0] == scorer]

@@ -7,7 +7,9 @@ Sets have no order, tuples have, intervals are neither. Values that hold no othe
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import mpmath  # type: ignore[import-untyped]
 
@@ -16,11 +18,13 @@ from plaudit_reward.rules.answer_types import (
     Bracketed,
     Choice,
     Clock,
+    Interval,
     Matrix,
     Named,
     Quantity,
     Ratio,
     Reading,
+    Region,
     Relation,
     Roman,
     Scalar,
@@ -39,12 +43,14 @@ from plaudit_reward.rules.expression_equality import (
 from plaudit_reward.rules.expressions import (
     Node,
     NoValueError,
+    exact,
     number,
     numeric,
     renamed,
     replaced,
     symbols,
 )
+from plaudit_reward.rules.regions import contains, region_of
 from plaudit_reward.rules.value_equality import COMPARISONS, Comparison
 
 _MAX_COMPARED = 400
@@ -166,9 +172,14 @@ def _bare(items: tuple[Reading, ...]) -> tuple[Reading, ...]:
 def _groups(given: Bracketed, truth: Bracketed) -> str | None:
     if given.kind != truth.kind:
         return None
+    ours, theirs = _cases(given), _cases(truth)
+    if ours and theirs:
+        return _same_cases(ours, theirs)
     if truth.kind == "set":
         if not given.items and not truth.items:
             return "both empty"
+        if _same_but_otherwise(given, truth) or _same_but_otherwise(truth, given):
+            return "the same cases"
         same = bool(given.items) and _unordered(_distinct(given.items), _distinct(truth.items))
         return "the same set" if same else None
     return f"the same {truth.kind}" if _ordered(given.items, truth.items) else None
@@ -196,11 +207,99 @@ def _several_truth(given: Bracketed, truth: Several) -> str | None:
 
 
 def _single(given: Value, truth: Bracketed) -> str | None:
+    cases = _cases(truth)
+    if cases and isinstance(given, Scalar):
+        return _same_cases(_Cases(cases.name, [(given.node, None)]), cases)
     return equal((given,), _only_item(truth))
 
 
 def _single_given(given: Bracketed, truth: Value) -> str | None:
+    cases = _cases(given)
+    if cases and isinstance(truth, Scalar):
+        return _same_cases(cases, _Cases(cases.name, [(truth.node, None)]))
     return equal(_only_item(given), (truth,))
+
+
+class _Cases(NamedTuple):
+    """A piecewise function of one variable: its expressions and where each holds (None: wherever none before does)."""
+
+    name: str
+    pieces: list[tuple[Node, Region | None]]
+
+    def at(self, point: Fraction) -> tuple[int, Any]:
+        """Return which piece holds at a number, and the value there; None where no piece holds."""
+        for index, (node, region) in enumerate(self.pieces):
+            if region is None or contains(region, point):
+                return index, numeric(node, {self.name: point})
+        return len(self.pieces), None
+
+
+def _cases(group: Bracketed) -> _Cases | None:
+    """Return the piecewise function that a set of values with their conditions is."""
+    pieces: list[tuple[Node, Region | None]] = []
+    names = set()
+    for item in group.items:
+        pair = _pair(item)
+        node = next((value.node for value in pair[0] if isinstance(value, Scalar)), None)
+        named = next((value for value in pair[1] if isinstance(value, Named)), None)
+        region = region_of(named.value) if named else None
+        if named and region:
+            names.add(named.name)
+        elif len(pieces) < len(group.items) - 1 or not any(value in _OTHERWISE for value in pair[1]):
+            return None
+        if node is None:
+            return None
+        pieces.append((node, region))
+    return _Cases(names.pop(), pieces) if len(names) == 1 else None
+
+
+def _pair(item: Reading) -> tuple[Reading, ...]:
+    return next((value.items for value in item if isinstance(value, Bracketed) and len(value.items) == 2), ((), ()))
+
+
+def _same_but_otherwise(given: Bracketed, truth: Bracketed) -> bool:
+    """Return whether the last case of the truth is "otherwise", for a condition that the answer writes out."""
+    if len(given.items) != len(truth.items) or len(truth.items) < 2:
+        return False
+    value, condition = _pair(truth.items[-1])
+    return any(word in _OTHERWISE for word in condition) and any(
+        equal(_pair(item)[0], value) is not None
+        and _unordered((*given.items[:index], *given.items[index + 1 :]), truth.items[:-1])
+        for index, item in enumerate(given.items)
+    )
+
+
+_OTHERWISE = (Words("otherwise", True), Words("else", True))
+
+
+def _same_cases(given: _Cases, truth: _Cases) -> str | None:
+    """Compare two functions, of which one is piecewise, at points of each piece and at their ends."""
+    pieces = [*given.pieces, *truth.pieces]
+    if (
+        len(pieces) > _MOST_PIECES
+        or given.name != truth.name
+        or any(symbols(node) - {given.name} for node, _ in pieces)
+    ):
+        return None
+    points = [point for point, *_ in POINTS]
+    for part in (part for _, region in pieces for part in (region.pieces if region else ())):
+        ends = [exact(end) for end in (part.lower, part.upper)] if isinstance(part, Interval) else []
+        points += [end + step for end in ends if end is not None for step in (-_NEAR, 0, _NEAR)]
+    met: tuple[set[int], set[int]] = (set(), set())
+    for point in points:
+        (our_index, ours), (their_index, theirs) = given.at(point), truth.at(point)
+        if ours is None and theirs is None:
+            continue
+        if ours is None or theirs is None or is_complex(ours) or is_complex(theirs) or not are_close(ours, theirs, 30):
+            return None
+        met[0].add(our_index)
+        met[1].add(their_index)
+    every = len(met[0]) == len(given.pieces) and len(met[1]) == len(truth.pieces)
+    return f"equal for {len(points)} values of {truth.name}" if every else None
+
+
+_NEAR = Fraction(1, 7)
+_MOST_PIECES = 24
 
 
 def _only_item(group: Bracketed) -> Reading:

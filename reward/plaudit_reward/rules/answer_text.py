@@ -111,6 +111,8 @@ _COMMANDS = {
     "percent": "%",
     "triangle": "△",
     "pounds": "£",
+    "yen": "¥",
+    "rupee": "₹",
     "euro": "€",
     "operatorname": "",
     "overrightarrow": "\\vec",
@@ -166,8 +168,9 @@ _OHM = re.compile(
 )
 _LITRES = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\ell(?![a-zA-Z])")
 _MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)")
-_CURRENCY_NAMES = re.compile(r"(?<![A-Za-z])(?:(USD|US(?=¤))|(Rs\.?|INR)|(EUR)|(GBP))\s*(?=¤?\d)")
-_CURRENCIES = {**{sign: sign for sign in "¤€£¥₹"}, "US¤": "¤", "USD": "¤", "EUR": "€", "GBP": "£", "INR": "₹"}
+_CURRENCY_NAMES = re.compile(r"(?<![A-Za-z])(?:(USD|US(?=¤))|(Rs\.?|INR)|(EUR)|(GBP))\s*(?=¤?\s*\d)")
+_CURRENCIES = {**{sign: sign for sign in "¤€£¥₹"}, "US¤": "¤", "USD": "¤", "EUR": "€", "GBP": "£"}
+_CURRENCIES.update(dict.fromkeys(("INR", "Rs", "Rs."), "₹"))
 """Signs by what stands in ``\\text{…}`` before or behind an amount."""
 _FUNCTION_NAMES = frozenset(
     re.findall(
@@ -256,7 +259,10 @@ def plain_text(text: str) -> str:
     text = _LETTER_OF_UNIT.sub(lambda found: f"{WORD}{found[1]}{WORD_END}" if found[1] in UNITS else found[1], text)
     text = _COMPARED.sub(lambda found: " ≥≤><"[found.lastindex or 0], text)
     text = _MINUS.sub("-", _CONSTANT.sub(" C", text))
-    return _trimmed(re.sub(r"\s+", " ", text))
+    return _trimmed(_LAST_CONDITION.sub(r", \1", re.sub(r"\s+", " ", text)))
+
+
+_LAST_CONDITION = re.compile(r"(?<=[\w)}])\s+\(([a-z]\s*[<>≤≥≠][^()]+)\)\Z")
 
 
 def _of_chemistry(text: str) -> str:

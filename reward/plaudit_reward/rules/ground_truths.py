@@ -85,6 +85,12 @@ def _bare_answer(name: str, form: Callable[[str], str]) -> Check:
     return check
 
 
+def _geo3k(arguments: Mapping[str, Any], truth: Any) -> str | None:
+    if isinstance(truth, str) and truth.strip() == "None":
+        return f"is what geo3k reads from a response without a box, so that it would be right: {_REMOVE}"
+    return _bare_answer("geo3k", hendrycks_form)(arguments, truth)
+
+
 def _gsm8k(arguments: Mapping[str, Any], truth: Any) -> str | None:
     if not isinstance(truth, str):
         return f"is {type(truth).__name__}, not text: write it in quotes"
@@ -140,7 +146,7 @@ def _math_verify(arguments: Mapping[str, Any], truth: Any) -> str | None:
 
 CHECKS: dict[str, Check] = {
     "code": _code,
-    "geo3k": _bare_answer("geo3k", hendrycks_form),
+    "geo3k": _geo3k,
     "gsm8k": _gsm8k,
     "gsm8k_flexible": _gsm8k_flexible,
     "math": _math,

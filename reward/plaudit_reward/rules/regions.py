@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
@@ -127,6 +128,12 @@ def _intervals(given: Interval, truth: Interval) -> str | None:
     ends = (given.with_lower, given.with_upper) == (truth.with_lower, truth.with_upper)
     same = ends and same_node(given.lower, truth.lower) and same_node(given.upper, truth.upper)
     return "the same interval" if same else None
+
+
+def contains(region: Region, point: Fraction) -> bool:
+    """Return whether a number belongs to a set of real numbers; not if an end of the set is no number."""
+    at = mpmath.mpf(point.numerator) / point.denominator
+    return any(_holds(_common(piece, (at, True, at, True))) for piece in _pieces_of(region) or ())
 
 
 _Piece = tuple[Any, bool, Any, bool]

@@ -52,6 +52,10 @@ IN_EVERY_FORM = [
     "import sys; input = sys.stdin.buffer.readline\nprint(sum(map(int, input().split())))",
     "from sys import stdin\nprint(sum(map(int, next(stdin.buffer).split())))",
     "import sys\nsys.stdout.buffer.write(b'%d' % sum(map(int, sys.stdin.read().split())))",
+    "import io, sys\nsys.stdin = io.TextIOWrapper(sys.stdin.buffer)\nprint(sum(map(int, input().split())))",
+    "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\nprint(sum(map(int, input().split())))",
+    "import os, sys\nr=os.read(sys.stdin.fileno(), 9)\nos.write(sys.stdout.fileno(), b'%d'% sum(map(int, r.split())))",
+    "import sys\nprint(sum(map(int, input().split())))\nsys.stdout.close()",
 ]
 """Right, and 0 in verl: here they need no option."""
 

@@ -45,6 +45,8 @@ def test_a_whole_solution_is_refused_where_the_answer_alone_is_compared(rule: st
     ("rule", "arguments", "truth", "part"),
     [
         ("math_dapo", {}, "dollars", "blank in the normal form of math_dapo"),
+        ("geo3k", {}, "None", "reads from a response without a box"),
+        ("math", {}, "\\text{None}", None),
         ("math", {}, "\\frac{1}{2", "braces that do not match"),
         ("math_verify", {}, "\\sqrt{}", "holds no answer"),
         ("gsm8k", {}, "", "is no number"),

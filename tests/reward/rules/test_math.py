@@ -43,6 +43,9 @@ def test_every_case_has_the_value_that_a_careful_person_gives(kind: str) -> None
     assert wrong == []
 
 
+HINGES = r"\begin{cases} x & x \ge 0 \\ -x & \text{otherwise} \end{cases}"
+
+
 @pytest.mark.parametrize(
     ("response", "truth", "reason"),
     [
@@ -54,6 +57,11 @@ def test_every_case_has_the_value_that_a_careful_person_gives(kind: str) -> None
         ("Answer: 2.6458", "2.65", "Answer: 2.6458; equal when rounded to 3 significant digits"),
         (r"\boxed{H2O}", r"\ce{H2O}", "last box: H2O; the same formula"),
         (r"\boxed{7 R 2}", "7 remainder 2", "last box: 7 R 2; the same quotient and remainder"),
+        (r"\boxed{|x|}", HINGES, "last box: |x|; equal for 43 values of x"),
+        (r"\boxed{2|x|}", HINGES, "last box: 2|x|; not equal to the ground truth"),
+        (r"\boxed{\text{Rs. }1,250}", "1250", r"last box: \text{Rs. }1,250; the same expression"),
+        (r"\boxed{US\$ 40}", r"\yen 40", r"last box: US\$ 40; not equal to the ground truth"),
+        (r"\boxed{y=2x,\ x>0}", r"y = 2x \ (x>0)", r"last box: y=2x,\ x>0; the same value of each name"),
         (r"\boxed{14}", "15", "last box: 14; not equal to the ground truth"),
         (r"So \boxed{15}. No: \boxed{}", "15", "the last box is empty"),
         ("I do not know.", "15", "the response gives no final answer"),
@@ -103,6 +111,7 @@ def test_any_text_gets_a_score_and_a_boxed_truth_is_right(answer: list[str], tru
             "\\boxed{" + "x+C+" * 300 + "C}",
             "\\boxed{" + "\\begin{vmatrix}" + "\\\\".join(["x^2 & y & 9^9 & \\pi"] * 4) + "\\end{vmatrix}" * 3 + "}",
             "\\boxed{" + "\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}+" * 45 + "1}",
+            "\\boxed{" + "\\begin{cases}" + "\\\\".join(["x!^9&x>\\pi^9"] * 99) + "\\end{cases}}",
             "\\boxed{" + "Co2+" * 480 + "}",
             "\\boxed{" + "1s^22" * 390 + "}",
             "\\boxed{" + "-m" * 900 + "-1a}",

@@ -164,6 +164,7 @@ TURNS = {
     f"<reasoning>Maybe {F}.</reasoning>4": (None, []),
     f"Well. [THINK]Maybe {F}.[/THINK]4": (None, []),
     f"<think>Maybe {F}.</think>So {G}": (f"<think>Maybe {F}.</think>So ", ["g"]),
+    f"Without `<think>` tags: {F}": ("Without `<think>` tags: ", ["f"]),
     f"{G}<think>Maybe {F}.</think>": (f"<think>Maybe {F}.</think>", ["g"]),
 }
 """A turn, its content (None: the whole turn) and the names of its calls."""

@@ -199,8 +199,8 @@ def _call(name: str, arguments: Any) -> ParsedCall:
 
 _OPENS = r"<think>|<thinking>|<thought>|<reasoning>|<seed:think>|<\|START_THINKING\|>|\[THINK\]|◁think▷"
 _CLOSES = r"</think>|</thinking>|</thought>|</reasoning>|</seed:think>|<\|END_THINKING\|>|\[/THINK\]|◁/think▷"
-_REASONING_TAG = re.compile(rf"(?<![\"'\\])(?:(?P<opens>{_OPENS})|{_CLOSES})")
-"""Not directly behind a quote: there it is part of a call's arguments."""
+_REASONING_TAG = re.compile(rf"(?<![\"'`\\])(?:(?P<opens>{_OPENS})|{_CLOSES})")
+"""Not directly behind a quote: there it is part of a call's arguments, or a sentence is about the tag."""
 
 
 def opens_reasoning(template: ChatTemplate) -> bool:
