@@ -14,6 +14,7 @@ import pytest
 from plaudit_metrics.monitoring.rules import THRESHOLDS
 
 pytestmark = pytest.mark.timeout(900)
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PROBABILITY = "audit/honest/diverges"
 
 
@@ -54,13 +55,31 @@ def test_a_hacked_reward_is_found_before_during_and_after_its_run(
     [
         ("01-copy-digits", "job.yaml"),
         ("02-verl-reward", "job.yaml"),
+        ("03-slow-rewards", "job.yaml"),
         ("06-trl-reward", "job.yaml"),
+        ("12-images", "job.yaml"),
         ("15-hacked-reward", "mended.yaml"),
     ],
 )
 def test_the_probe_finds_no_hole_in_other_examples(example: Callable[[str], Path], name: str, file: str) -> None:
     probed = plaudit("probe", str(example(name) / file), "--rows", "2")
     assert probed.returncode == 0, probed.stdout + probed.stderr
+
+
+def test_a_reward_service_is_probed_with_lines_of_its_callers() -> None:
+    folder = EXAMPLES / "07-reward-service"
+    probed = plaudit("probe", str(folder / "job.yaml"), "--data", str(folder / "samples.jsonl"), "--rows", "2")
+    assert probed.returncode == 0, probed.stdout + probed.stderr
+    assert "right response          1" in probed.stdout
+
+
+@pytest.mark.parametrize("name", ["09-environment", "13-terminal"])
+def test_rewards_that_no_text_earns_are_refused_with_the_command_that_tries_them(
+    example: Callable[[str], Path], name: str
+) -> None:
+    probed = plaudit("probe", str(example(name) / "job.yaml"))
+    assert probed.returncode == 2
+    assert "plaudit t" in probed.stderr  # try, or tasks
 
 
 def test_the_mended_reward_raises_no_alarm(example: Callable[[str], Path], plaudit_run: Callable[..., Any]) -> None:

@@ -116,6 +116,11 @@ def probe(arguments: argparse.Namespace) -> int:
     """Run the command."""
     job = load_job(arguments.job)
     reward = reward_without_servers(job.spec.reward.rewarding)
+    if all(scorer.kind == "environment" for scorer in reward.scorers):
+        raise RefusedError(
+            "the agent's episodes give the rewards, not the responses: there is no text to probe. Play rows with "
+            "plaudit try"
+        )
     probes = _chosen([*PROBES, *_own(arguments.probes)], arguments.only)
     read = _rows(job, reward, arguments.data, arguments.rows)
     rows = _affordable(read, probes, reward, arguments.max_requests)

@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +24,7 @@ from plaudit_job.load import load_job
 from plaudit_job.problem import JobError
 from plaudit_job.spec.rewards import RewardSpec
 from plaudit_job.spec.rljob import RLJob
+from plaudit_job.spec.rollout import ColumnsSpec
 from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample, ScoringRecord
@@ -37,6 +38,8 @@ from plaudit_workers.service.lines import SampleInput
 _SHOWN_CHARACTERS = 60
 GROUND_TRUTH = "ground truth"
 """The origin of an answer that stands nowhere else in its row."""
+_SERVICE_LINES = RowForm(ColumnsSpec(ground_truth="ground_truth", extra_info=["ground_truth"]))
+"""What a reward service's callers send, and ``plaudit score`` reads."""
 
 
 class TriedRow(NamedTuple):
@@ -101,15 +104,25 @@ def first_rows(job: RLJob, data: Path | None, num_rows: int) -> Iterator[TriedRo
     if data is None and not job.spec.trains:
         raise RefusedError("the job has no training data: give some with --data FILE")
     field = "--data" if data else "spec.data.train"
-    form = RowForm.of_data(job.spec.data) if job.spec.trains else VERL
     with TemporaryDirectory(prefix="plaudit-tasks-") as folder:
         try:
             path = str(data or data_paths(with_server_tasks(job, Path(folder)).spec.data.train)[0])
         except ConfigurationError as error:
             raise RefusedError(f"{field}.split: {error}") from error
-        if problem := data_problem(field, path, form, job.spec.data.images if job.spec.trains else None):
-            raise JobError([problem])
-        yield from islice(_tried_rows(path, form), num_rows)
+        yield from islice(_tried_rows(path, _form_of(job, field, path)), num_rows)
+
+
+def _form_of(job: RLJob, field: str, path: str) -> RowForm:
+    """Return how a path's rows are read. Raise ``JobError`` for unusable ones."""
+    form = RowForm.of_data(job.spec.data) if job.spec.trains else VERL
+    problem = data_problem(field, path, form, job.spec.data.images if job.spec.trains else None)
+    if problem is None:
+        return form
+    if job.spec.trains:
+        raise JobError([problem])
+    if problem := data_problem(field, path, _SERVICE_LINES):
+        raise JobError([replace(problem, remedy="Give each row a prompt and a ground_truth, or verl's columns")])
+    return _SERVICE_LINES
 
 
 def _tried_rows(path: str, form: RowForm) -> Iterator[TriedRow]:
