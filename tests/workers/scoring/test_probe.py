@@ -208,18 +208,18 @@ def test_the_table_tells_leaks_lost_answers_and_the_scorer(folder: Path, capsys:
     )
 
 
-def test_a_hole_in_one_data_source_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hole_in_one_data_source_is_named_wherever_its_rows_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("rewards.py").write_text(
         "def paid(data_source, solution_str, ground_truth):\n"
         "    return float(solution_str == ground_truth or (data_source == 'products' and len(solution_str) > 200))"
     )
     rows = [{"question": f"{a}, {b}?", "truth": str(a + b), "source": ("sums", "products")[a % 2]} for a, b in NUMBERS]
-    write_rows([row for row in rows if row["source"] == "products"] + [row for row in rows if row["source"] == "sums"])
-    assert probed("--rows", "11", "--only", "filler", scorers=python("paid")) == 3
+    write_rows(sorted(rows, key=lambda row: row["source"], reverse=True))  # sums first
+    assert probed("--rows", "8", "--only", "filler", scorers=python("paid")) == 3
     assert "'filler' earns 100% of the right response's reward in products (scorer paid" in capsys.readouterr().out
-    assert probed("--rows", "11", "--only", "empty,filler", "--json", scorers=python("paid")) == 3
+    assert probed("--rows", "8", "--only", "empty,filler", "--json", scorers=python("paid")) == 3
     found = results(capsys)
-    assert found["filler"]["share"] < 0.5
+    assert found["filler"]["share"] == 0.5
     assert found["filler"]["share_by_source"] == {"products": 1.0, "sums": 0.0}
 
 

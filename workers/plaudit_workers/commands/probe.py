@@ -20,6 +20,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice, zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -45,6 +46,7 @@ from plaudit_wire.printable import shown
 from plaudit_wire.records import Sample, ScoringRecord
 from plaudit_workers.commands.trial import (
     GROUND_TRUTH,
+    TriedRow,
     first_rows,
     reward_without_servers,
     right_answer,
@@ -60,6 +62,8 @@ _EQUAL = "equal group"
 _EQUAL_RESPONSES = 4
 _OWN_PREFIX = "right_"
 _MOST_OTHERS = 9
+_MOST_READ = 5000
+"""Rows of the data among which those that are probed are chosen."""
 _ROWS_OF_SOURCE = 4
 """With fewer rows a data source is not looked at by itself: one odd score would decide."""
 
@@ -145,8 +149,8 @@ class _DataRow:
 
 
 def _rows(job: RLJob, reward: RewardSpec, data: Path | None, num_rows: int) -> list[_DataRow]:
-    """Return the first rows of the data, each with the answers of the others."""
-    read = list(first_rows(job, data, num_rows + _MOST_OTHERS))
+    """Return rows of each data source in turn, each with the answers of the others."""
+    read = _in_turn(first_rows(job, data, _MOST_READ), num_rows + _MOST_OTHERS)
     answers = [answers_in(row.data.ground_truth) for row in read]
     verdicts = [
         verdict
@@ -173,6 +177,15 @@ def _rows(job: RLJob, reward: RewardSpec, data: Path | None, num_rows: int) -> l
         )
         found.append(_DataRow(probed, row.data, "" if is_code and source == GROUND_TRUTH else answer))
     return found
+
+
+def _in_turn(rows: Iterable[TriedRow], count: int) -> list[TriedRow]:
+    """Take a row of each data source in turn: files are often sorted by them."""
+    by_source: dict[str, list[TriedRow]] = {}
+    for row in rows:
+        by_source.setdefault(row.data.data_source, []).append(row)
+    turns = zip_longest(*by_source.values())
+    return list(islice((row for turn in turns for row in turn if row is not None), count))
 
 
 def _tests(truth: Any) -> Mapping[str, Any] | None:
