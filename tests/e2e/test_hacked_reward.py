@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from plaudit_metrics.monitoring.rules import THRESHOLDS
+from plaudit_workers.launch.redis import free_port
 
 pytestmark = pytest.mark.timeout(900)
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -73,13 +74,33 @@ def test_a_reward_service_is_probed_with_lines_of_its_callers() -> None:
     assert "right response          1" in probed.stdout
 
 
-@pytest.mark.parametrize("name", ["09-environment", "13-terminal"])
-def test_rewards_that_no_text_earns_are_refused_with_the_command_that_tries_them(
-    example: Callable[[str], Path], name: str
-) -> None:
-    probed = plaudit("probe", str(example(name) / "job.yaml"))
-    assert probed.returncode == 2
-    assert "plaudit t" in probed.stderr  # try, or tasks
+def test_the_probe_finds_no_hole_in_the_example_of_a_judge(example: Callable[[str], Path]) -> None:
+    folder, port = example("04-judge"), free_port()
+    job = folder / "probed.yaml"
+    job.write_text((folder / "job.yaml").read_text().replace(":8377/", f":{port}/"))
+    command = [sys.executable, str(folder / "judge_server.py"), "--port", str(port), "--latency", "0.01"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as judge:
+        assert judge.stdout is not None
+        assert "judging at" in judge.stdout.readline()
+        probed = plaudit("probe", str(job), "--rows", "2")
+        judge.kill()
+    assert probed.returncode == 0, probed.stdout + probed.stderr
+    assert "requests of judge" in probed.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("05-reward-model", "nothing to try without a run"),
+        ("09-environment", "plaudit try"),
+        ("10-agent", "plaudit try"),
+        ("11-openenv", "plaudit try"),
+        ("14-harbor", "plaudit tasks"),
+    ],
+)
+def test_a_reward_that_no_text_earns_is_refused_with_what_tries_it(name: str, words: str) -> None:
+    probed = plaudit("probe", str(EXAMPLES / name / "job.yaml"))
+    assert (probed.returncode, words in probed.stderr) == (2, True), probed.stderr
 
 
 def test_the_mended_reward_raises_no_alarm(example: Callable[[str], Path], plaudit_run: Callable[..., Any]) -> None:

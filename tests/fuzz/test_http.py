@@ -31,7 +31,7 @@ def operations(service: str, url: str, headers: dict[str, str]) -> list[Any]:
     from schemathesis.config import SchemathesisConfig
 
     schema = schemathesis.openapi.from_dict(
-        httpx.get(f"{url}{DOCUMENTS[service]}", headers=headers).json(), config=SchemathesisConfig()
+        httpx.get(f"{url}{DOCUMENTS[service]}", headers=headers, timeout=WITHIN_S).json(), config=SchemathesisConfig()
     )
     schema.config.base_url = url
     return [found.ok() for found in schema.get_all_operations()]

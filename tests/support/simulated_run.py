@@ -305,6 +305,14 @@ class Simulation:
         state: list[bytes] = await self._at_once(_DUMP)
         return state
 
+    async def has_open_groups(self) -> bool:
+        """Tell whether Redis holds groups that are not closed."""
+        transport = await self.open()
+        try:
+            return bool(await transport.commands.exists(transport.names.open))
+        finally:
+            await transport.close()
+
     async def rewind(self, state: list[bytes]) -> None:
         """Redis comes back with an older state; an empty one is what FLUSHALL leaves."""
         await self._at_once(_REWIND, *state)

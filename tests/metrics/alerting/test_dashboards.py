@@ -175,7 +175,8 @@ def test_every_panel_of_a_job_links_to_a_view_of_the_runs_page(observed_run: Any
     assert all(panel["links"] for panel in panels(DASHBOARDS["job"]))
     assert views == {"#/", "#/samples?outcome=failed"}
     for outcome, status in (("failed", 200), ("unheard-of", 400)):  # the page's view passes its conditions on
-        assert httpx.get(f"{observed_run.metrics}/api/v1/samples?outcome={outcome}").status_code == status
+        asked = f"{observed_run.metrics}/api/v1/samples?outcome={outcome}"
+        assert httpx.get(asked, timeout=60).status_code == status
 
 
 def test_a_series_of_the_fleet_links_to_the_dashboard_of_its_run() -> None:

@@ -47,7 +47,7 @@ BAD = [
 @pytest.mark.parametrize(("body", "words"), BAD)
 def test_a_bad_request_gets_an_error_that_names_the_mistake(server: Any, body: Any, words: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = httpx.post(f"{server.url}/classify", content=content)
+    response = httpx.post(f"{server.url}/classify", content=content, timeout=60)
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["code"] == 400
@@ -77,8 +77,8 @@ async def test_a_request_that_was_given_up_leaves_the_queue(server: Any) -> None
 
 
 def test_queue_batches_and_inference_are_measured_apart(server: Any) -> None:
-    httpx.post(f"{server.url}/classify", json={"input": ["a", "ab", "abc"]}).raise_for_status()
-    text = httpx.get(f"{server.url}/metrics").text
+    httpx.post(f"{server.url}/classify", json={"input": ["a", "ab", "abc"]}, timeout=60).raise_for_status()
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     for name in ("queue_wait_seconds", "batch_sequences", "batch_tokens", "inference_seconds"):
         assert float(values[f"plaudit_model_server_{name}_count"]) > 0
@@ -87,18 +87,18 @@ def test_queue_batches_and_inference_are_measured_apart(server: Any) -> None:
 
 
 def test_it_names_its_model(server: Any) -> None:
-    (model,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+    (model,) = httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
     assert (model["id"], model["max_model_len"]) == ("tiny", 256)
 
 
 def test_variables_of_the_models_own_template_are_accepted(server: Any) -> None:
     body = {"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}}
-    assert httpx.post(f"{server.url}/classify", json=body).status_code == 200
+    assert httpx.post(f"{server.url}/classify", json=body, timeout=60).status_code == 200
 
 
 def test_a_body_beyond_its_limit_is_refused_unread(server: Any) -> None:
     for content in (bytes(5 << 20), (bytes(1 << 20) for _ in range(5))):  # with a length, and in chunks
-        response = httpx.post(f"{server.url}/classify", content=content)
+        response = httpx.post(f"{server.url}/classify", content=content, timeout=60)
         assert response.status_code == 413
         assert "longer than 4194304 bytes" in response.json()["error"]["message"]
 

@@ -208,7 +208,9 @@ def test_the_table_tells_leaks_lost_answers_and_the_scorer(folder: Path, capsys:
     )
 
 
-def test_a_hole_in_one_data_source_is_named_wherever_its_rows_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hole_in_one_data_source_is_named_wherever_its_rows_are(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("rewards.py").write_text(
         "def paid(data_source, solution_str, ground_truth):\n"
         "    return float(solution_str == ground_truth or (data_source == 'products' and len(solution_str) > 200))"

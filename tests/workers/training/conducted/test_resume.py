@@ -21,6 +21,7 @@ from plaudit_workers.stream.groups import Group, read_groups
 from plaudit_workers.stream.trainer import StaleIncarnationError
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.state import SolvedRule
+from waiting import until
 
 MakePlan = Callable[..., Any]
 
@@ -174,6 +175,7 @@ async def test_a_redis_that_forgets_everything_costs_only_time(
     async with simulation.workers():
         training = asyncio.create_task(simulation.train(plan))
         await simulation.until_steps(2)
+        await until(simulation.has_open_groups)
         await simulation.rewind([])
         done, policy = await training
     assert done
