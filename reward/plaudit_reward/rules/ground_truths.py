@@ -26,6 +26,9 @@ from plaudit_wire.errors import DataError
 from plaudit_wire.printable import shown
 
 _MOST_CHARACTERS = 10_000
+_MOST_WORDS = 12
+"""Of an answer in words; what is longer is a solution."""
+_WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _PLACEHOLDERS = frozenset(("proof", "notfound", "not found", "n/a", "null", "nan", "tbd", "todo", "[invalid]"))
 """What data sets write where a problem has no answer, NuminaMath for one."""
 _MATH_REMEDY = "give the answer alone, such as 6, or use rule: math, which also reads solutions"
@@ -75,6 +78,8 @@ def _bare_answer(name: str, form: Callable[[str], str]) -> Check:
             return (
                 f"is an answer in a box, or a solution with one; {name} compares with the answer alone: {_MATH_REMEDY}"
             )
+        if len(words := _WORDS.findall(truth)) > _MOST_WORDS:
+            return f"is a text of {len(words)} words, which no response repeats: {_MATH_REMEDY}"
         try:
             if not form(truth).strip():
                 return f"is blank in the normal form of {name}, so that an empty answer would be right: {_MATH_REMEDY}"

@@ -11,6 +11,7 @@ from plaudit_reward.rules.scorer import ground_truth_problem
 
 MATHS = ("geo3k", "math", "math_dapo", "math_reward", "math_verify", "prime_math")
 BARE = ("geo3k", "math_dapo", "math_reward", "prime_math")
+PROSE = "She buys two apples and four pears, so that in the end the number of fruits in her basket is 6."
 SOLUTION = "We add $2+4$ to get $\\boxed{6}$."
 
 
@@ -34,11 +35,17 @@ def test_answers_are_accepted(rule: str, truth: str) -> None:
 
 
 @pytest.mark.parametrize("rule", BARE)
-def test_a_whole_solution_is_refused_where_the_answer_alone_is_compared(rule: str) -> None:
-    problem = ground_truth_problem(rule, {}, SOLUTION)
+@pytest.mark.parametrize("truth", [SOLUTION, PROSE])
+def test_a_whole_solution_is_refused_where_the_answer_alone_is_compared(rule: str, truth: str) -> None:
+    problem = ground_truth_problem(rule, {}, truth)
     assert problem is not None
     assert "use rule: math" in problem
-    assert ground_truth_problem("math", {}, SOLUTION) is None
+    assert ground_truth_problem("math", {}, truth) is None
+
+
+@pytest.mark.parametrize("rule", BARE)
+def test_an_answer_of_several_words_is_no_solution(rule: str) -> None:
+    assert ground_truth_problem(rule, {}, "\\text{all real numbers except zero and one}") is None
 
 
 @pytest.mark.parametrize(
