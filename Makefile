@@ -86,9 +86,9 @@ test-engines: install ## the tests that start vLLM, Ray, served models, or a tra
 test-gpu: ## the trainer's and reward models' ways on a GPU (a machine with one, in an environment with GPU=1)
 	$(BIN)/pytest -q $(shell ls -d tests/*/*/test_on_gpu.py tests/*/*/*/test_on_gpu.py) tests/workers/training/conducted
 
-# The shortened benchmarks, the broken runs and the long tests lie beside the tests of their parts.
+# The shortened benchmarks, the broken runs, the page and the long tests lie beside the tests of their parts.
 e2e-local: install promtool chromium ## whole runs on this machine: kills, outages, alerts, the examples, a model that learns; the page in a browser; shortened benchmarks and long tests (minutes)
-	$(TESTS) tests/e2e $(call marked,bench|broken|long) -m "$(LOCAL)"
+	$(TESTS) tests/e2e tests/metrics/page $(call marked,bench|broken|long) -m "$(LOCAL)"
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4
