@@ -170,7 +170,7 @@ _LITRES = re.compile(r"(?<=\d)(?:\\[ ,;:]|[\s~])*\\ell(?![a-zA-Z])")
 _MICRO = re.compile(r"\\mu\s*(\\(?:text|mathrm)\{)")
 _CURRENCY_NAMES = re.compile(r"(?<![A-Za-z])(?:(USD|US(?=¤))|(Rs\.?|INR)|(EUR)|(GBP))\s*(?=¤?\s*\d)")
 _CURRENCIES = {**{sign: sign for sign in "¤€£¥₹"}, "US¤": "¤", "USD": "¤", "EUR": "€", "GBP": "£"}
-_CURRENCIES.update(dict.fromkeys(("INR", "Rs", "Rs."), "₹"))
+_CURRENCIES |= dict.fromkeys(("INR", "Rs", "Rs."), "₹")
 """Signs by what stands in ``\\text{…}`` before or behind an amount."""
 _FUNCTION_NAMES = frozenset(
     re.findall(
@@ -184,6 +184,7 @@ _UNIT_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+")
 _CONSTANT = re.compile(rf"(?<=\+)\s*{WORD}(?:(?:an? )?(?:arbitrary )?(?:constant|const)){WORD_END}")
 _LETTER_OF_UNIT = re.compile(rf"(?<=[\d ])([a-zA-Z])(?=\s*/\s*{WORD})")
 _POLAR = re.compile(r"(?<=[\d})])\s*\\angle(?![a-zA-Z])\s*(?=-?[\d\\({])")
+_LAST_CONDITION = re.compile(r"(?<=[\w)}])\s+\(([a-z]\s*[<>≤≥≠][^()]+)\)\Z")
 _MINUS = re.compile(rf"{WORD}(?i:minus|negative){WORD_END}\s*(?=[\d\\(])")
 _OTHER_SCRIPTS = "\u0400-\u04ff\u0600-\u06ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _PLAIN_WORD = re.compile(
@@ -260,9 +261,6 @@ def plain_text(text: str) -> str:
     text = _COMPARED.sub(lambda found: " ≥≤><"[found.lastindex or 0], text)
     text = _MINUS.sub("-", _CONSTANT.sub(" C", text))
     return _trimmed(_LAST_CONDITION.sub(r", \1", re.sub(r"\s+", " ", text)))
-
-
-_LAST_CONDITION = re.compile(r"(?<=[\w)}])\s+\(([a-z]\s*[<>≤≥≠][^()]+)\)\Z")
 
 
 def _of_chemistry(text: str) -> str:

@@ -111,10 +111,11 @@ class _Samples:
         self.response = [text or "" for text in columns["response"]]
         self.score = np.array([np.nan if score is None else score for score in columns["score"]], dtype=np.float64)
         self.tokens = np.array([tokens or 0 for tokens in columns["response_tokens"]], dtype=np.float64)
-        self.repetition = np.array([integrity.repetition(text[:_MOST_CHARACTERS]) for text in self.response])
-        self.format = np.array([integrity.format_share(text[:_MOST_CHARACTERS]) for text in self.response])
-        self.repeated = integrity.repeated_across([text[:_MOST_CHARACTERS] for text in self.response], self.prompt)
-        self.exploits = [exploits_in(text[:_MOST_CHARACTERS]) for text in self.response]
+        texts = [text[:_MOST_CHARACTERS] for text in self.response]
+        self.repetition = np.array([integrity.repetition(text) for text in texts])
+        self.format = np.array([integrity.format_share(text) for text in texts])
+        self.repeated = integrity.repeated_across(texts, self.prompt)
+        self.exploits = [exploits_in(text) for text in texts]
         self.scorers = {
             name: np.array([np.nan if value is None else value for value in values], dtype=np.float64)
             for name, values in columns.items()

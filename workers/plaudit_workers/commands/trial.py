@@ -39,7 +39,7 @@ _SHOWN_CHARACTERS = 60
 GROUND_TRUTH = "ground truth"
 """The origin of an answer that stands nowhere else in its row."""
 _SERVICE_LINES = RowForm(ColumnsSpec(ground_truth="ground_truth", extra_info=["ground_truth"]))
-"""What a reward service's callers send, and ``plaudit score`` reads."""
+"""The rows that callers of a reward service send, and that ``plaudit score`` reads."""
 
 
 class TriedRow(NamedTuple):

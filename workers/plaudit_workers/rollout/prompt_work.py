@@ -156,14 +156,9 @@ class SampleRun:
             trajectory = await self._run(agent)
         except EngineFailedError:
             raise
-        except MachineLostError as error:
-            failure = AgentReward("infra_error", reason=plain_text(str(error)[:_MOST_REASON_CHARACTERS]))
-            trajectory = error.trajectory or await self.failed(failure)
-            trajectory.sandbox = error.sandbox
         except AgentError as error:
-            trajectory = await self.failed(
-                AgentReward(error.outcome, reason=plain_text(str(error)[:_MOST_REASON_CHARACTERS]))
-            )
+            failure = AgentReward(error.outcome, reason=plain_text(str(error)[:_MOST_REASON_CHARACTERS]))
+            trajectory = error.trajectory or await self.failed(failure)
             trajectory.sandbox = error.sandbox
         except RequestRefusedError as error:  # of what an agent or an environment wrote; of the row's, the next is too
             trajectory = await self.failed(AgentReward("data_error", reason=plain_text(str(error))))

@@ -77,6 +77,8 @@ class AgentError(Exception):
         self.outcome = outcome
         self.sandbox = sandbox
         """The times of the sample's machine; None: it has none."""
+        self.trajectory: Trajectory | None = None
+        """What the sample had done, with this failure; None if it had done nothing."""
 
 
 class MachineLostError(AgentError):
@@ -85,7 +87,6 @@ class MachineLostError(AgentError):
     def __init__(self, reason: str, trajectory: Trajectory | None = None) -> None:
         super().__init__(reason, "infra_error")
         self.trajectory = trajectory
-        """What the sample had done, with this failure; None: nothing."""
 
 
 class MachineCounts:
