@@ -54,6 +54,8 @@ class _Needs:
     limits: MachineLimits
     workdir: str
     """Empty: the image's own."""
+    takes_files: bool
+    """The task's files are copied into it."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ class PodProvider:
     own_pod: str = field(default_factory=lambda: os.environ.get(POD_VARIABLE, ""))
     _workdirs: dict[str, Future[str]] = field(default_factory=dict)
     """Of images, as the first pod of each reports it."""
-    _started_here: dict[Path, PodMachine] = field(default_factory=dict)
+    _awaiting_files: dict[Path, PodMachine] = field(default_factory=dict)
     """By folder, until they are filled or removed."""
 
     @cached_property
@@ -117,18 +119,15 @@ class PodProvider:
         needs = self._needs(task)
         workdir = needs.workdir or self._told_workdir(needs.image)
         machine = self._started(folder, needs, workdir) if workdir else self._started_first(folder, needs)
-        if _given(task) is not None:
+        if needs.takes_files:
             with suppress(InfrastructureError):  # it is started again when the files come
                 machine.await_upload(machine.settings.workdir)
-        self._started_here[folder] = machine
+            self._awaiting_files[folder] = machine
 
     def fill(self, folder: Path, task: Task | None) -> TaskMachine:
         """Copy a task's files into the pod that was started in a folder. Raises ``InfrastructureError``."""
-        given, machine = _given(task), self._started_here.pop(folder, None)
-        if machine is not None and given is None:
-            machine.forgo_upload()
-        if machine is None or given is None:
-            machine = self._found(folder, task)
+        given = _given(task)
+        machine = self._awaiting_files.pop(folder, None) or self._found(folder, task)
         try:
             if given is None:
                 self._label(folder, machine)
@@ -163,7 +162,7 @@ class PodProvider:
         Raises ``InfrastructureError`` if a pod may be left.
         """
         for folder in places:
-            if (machine := self._started_here.pop(folder, None)) is not None:
+            if (machine := self._awaiting_files.pop(folder, None)) is not None:
                 machine.forgo_upload()
             try:
                 name = self._read(folder)["name"]
@@ -274,6 +273,7 @@ class PodProvider:
             cpus=environment.cpus if environment else 1.0,
             limits=self.choice.limits(environment, _PROCESSES),
             workdir=environment.workdir if environment and "workdir" in environment.model_fields_set else "",
+            takes_files=_given(task) is not None,
         )
 
 
