@@ -273,6 +273,7 @@ def test_the_output_and_reasons_of_a_reward_function_are_shown(score: Score, tmp
         assert line in done.stderr, done.stderr
 
 
+@pytest.mark.long
 def test_a_closed_pipe_ends_the_command_without_a_traceback(score: Score, tmp_path: Path) -> None:
     score([gsm8k("4")] * 3000)
     scoring = "score --job job.yaml --input samples.jsonl --output -"

@@ -198,6 +198,7 @@ def test_mlflow_gets_a_table_of_samples_where_its_pages_look_for_it(mlflow_folde
     assert shown == [{"path": "samples/step-000001.json", "type": "table"}]
 
 
+@pytest.mark.long
 def test_weights_and_biases_gets_a_table_of_samples(tmp_path, monkeypatch, stored):
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "demo-1").mkdir()

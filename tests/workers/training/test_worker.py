@@ -79,6 +79,7 @@ async def test_a_trainer_records_why_the_run_ended_and_forgets_it_when_it_starts
     assert read_ending(tmp_path) is None
 
 
+@pytest.mark.long
 async def test_whatever_fails_at_the_start_is_a_refusal_and_at_a_restart_a_crash(start, tmp_path, monkeypatch):
     (tmp_path / "steps.jsonl").mkdir()  # the sink reads it
     monkeypatch.setenv("WANDB_MODE", "offline")
