@@ -37,6 +37,7 @@ from plaudit_sandbox.privileges import (
     drop_capabilities,
     end_with,
     forbid_inspection,
+    limit_for_good,
     no_new_privileges,
     prctl,
 )
@@ -302,9 +303,7 @@ def _limit(task: MachineCommand) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
     ):
-        hard = resource.getrlimit(kind)[1]
-        lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (lowest, lowest))
+        limit_for_good(kind, value)
 
 
 if __name__ == "__main__":

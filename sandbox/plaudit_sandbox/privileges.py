@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import struct
 from typing import Final
@@ -84,3 +85,10 @@ def drop_capabilities() -> None:
 def forbid_inspection() -> None:
     """Forbid other processes of this user to read this one's memory or environment, to trace it, or to dump it."""
     prctl(_PR_SET_DUMPABLE, 0)
+
+
+def limit_for_good(kind: int, value: int) -> None:
+    """Set a resource limit of this process, soft and hard; a hard limit that is lower stays."""
+    hard = resource.getrlimit(kind)[1]
+    lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (lowest, lowest))

@@ -22,6 +22,7 @@ from typing import Literal
 import msgspec
 
 from plaudit_sandbox.lifetime import start_module
+from plaudit_sandbox.privileges import limit_for_good
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, WorkerKilledError
 from plaudit_wire.frames import frame
 from plaudit_wire.logs import get_logger
@@ -88,7 +89,7 @@ class ProgramLimits(msgspec.Struct, frozen=True):
 
 
 def limit_this_process(limits: ProgramLimits) -> None:
-    """Set the limits that the kernel enforces, for good: hard and soft ones are the same.
+    """Set the limits that the kernel enforces, for good.
 
     The number of processes is not among them: it counts all processes of a user on the machine, and root's not at all.
     """
@@ -103,9 +104,7 @@ def limit_this_process(limits: ProgramLimits) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
-        hard = resource.getrlimit(kind)[1]
-        lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (lowest, lowest))
+        limit_for_good(kind, value)
 
 
 def offer_to_the_oom_killer() -> None:

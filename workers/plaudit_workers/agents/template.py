@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plaudit_sandbox.confinement import keep_apart
-from plaudit_sandbox.privileges import end_with, no_new_privileges, prctl
+from plaudit_sandbox.privileges import end_with, limit_for_good, no_new_privileges, prctl
 from plaudit_sandbox.sandbox import offer_to_the_oom_killer
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import Frames, frame
@@ -406,8 +406,8 @@ def _confine(memory_bytes: int, *, hides: bool) -> None:
     keep_apart(hides=hides)
     offer_to_the_oom_killer()
     data_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * _PAGE_BYTES
-    _lower(resource.RLIMIT_DATA, data_bytes + memory_bytes)
-    _lower(resource.RLIMIT_CORE, 0)
+    limit_for_good(resource.RLIMIT_DATA, data_bytes + memory_bytes)
+    limit_for_good(resource.RLIMIT_CORE, 0)
 
 
 def _adopt_orphans() -> None:
@@ -424,12 +424,6 @@ def _machine_memory_bytes() -> int:
         except (OSError, ValueError):
             continue  # another version of cgroups, or no limit ("max")
     return min(sizes)
-
-
-def _lower(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (lowest, lowest))
 
 
 if __name__ == "__main__":
