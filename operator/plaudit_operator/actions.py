@@ -34,7 +34,7 @@ from typing import Any
 from plaudit_job.spec.rljob import Spec
 from plaudit_operator import names
 from plaudit_operator.observed import Object, Observed, attempt_of, labels, owner_uid, recorded_run, seconds
-from plaudit_operator.pod_state import evicted_since, is_disrupted, is_leaving, is_node_lost, is_over
+from plaudit_operator.pod_state import is_disrupted, is_leaving, is_over, lost_since
 from plaudit_operator.runtime.kinds import CHILDREN
 
 Manifest = dict[str, Any]
@@ -225,9 +225,8 @@ def _forced_at(pod: Object) -> float | None:
     leaving = seconds(pod["metadata"].get("deletionTimestamp"))
     if leaving is None or not is_disrupted(pod):
         return None
-    evicted = evicted_since(pod)
-    if evicted is not None and is_node_lost(pod):
-        return min(leaving + _AFTER_GRACE_S, evicted + _AFTER_LOSS_S)
+    if (lost := lost_since(pod)) is not None:
+        return min(leaving + _AFTER_GRACE_S, lost + _AFTER_LOSS_S)
     return leaving + _AFTER_GRACE_S
 
 

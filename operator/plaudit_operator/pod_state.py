@@ -178,9 +178,13 @@ def is_gated(pod: Object) -> bool:
     return any(c["type"] == "PodScheduled" and c.get("reason") == "SchedulingGated" for c in conditions_of(pod))
 
 
-def evicted_since(pod: Object) -> float | None:
-    """Return when the pod was evicted because its node is unreachable or not ready; None if it was not."""
-    if not is_leaving(pod):
+def lost_since(pod: Object) -> float | None:
+    """Return when the pod was evicted because its node is unreachable or not ready; None if it was not.
+
+    A node that runs may evict it by a taint of its administrator; then its kubelet says when the containers end.
+    """
+    is_silent = holds(pod, "ContainersReady") and not holds(pod, "Ready")  # only the control plane spoke for it
+    if not is_leaving(pod) or not is_silent:
         return None
     lost = (condition for condition in _disruptions(pod) if condition.get("reason") == "DeletionByTaintManager")
     return next((seconds(condition.get("lastTransitionTime")) for condition in lost), None)
@@ -188,11 +192,6 @@ def evicted_since(pod: Object) -> float | None:
 
 def _disruptions(pod: Object) -> Iterator[Object]:
     return (c for c in conditions_of(pod) if c["type"] == "DisruptionTarget" and c["status"] == "True")
-
-
-def is_node_lost(pod: Object) -> bool:
-    """Return True if the control plane set the pod to not ready, and its kubelet did not."""
-    return holds(pod, "ContainersReady") and not holds(pod, "Ready")
 
 
 def is_leaving(pod: Object) -> bool:

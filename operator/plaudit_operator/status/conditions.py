@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from plaudit_operator.names import CONDITION_ORDER, NEEDED, ConditionType, Reason
 from plaudit_operator.observed import Object, Observed, seconds, timestamp
-from plaudit_operator.pod_state import evicted_since
+from plaudit_operator.pod_state import lost_since
 from plaudit_operator.runtime.kinds import HPA, SCALED_OBJECT
 from plaudit_operator.status.roles import RoleState, lack_of
 
@@ -160,7 +160,7 @@ def degraded(observed: Observed, roles: Mapping[str, RoleState], admitted: Condi
     """Return the condition of a job that ran before; ``admitted`` is the condition of that type."""
     # Work does not wait for the metrics service: its start degrades nothing.
     missing = [role for role in roles.values() if not role.is_ready and (role.problem or role.name != "metrics")]
-    redis_lost = any(evicted_since(pod) is not None for pod in observed.pods_of("redis"))
+    redis_lost = any(lost_since(pod) is not None for pod in observed.pods_of("redis"))
     if redis_lost and any(role.name == "transport" for role in missing):
         message = (
             "the node of Redis is lost; the job waits for it. Redis's pod is never deleted by force: two of them on "

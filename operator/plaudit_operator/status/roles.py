@@ -315,6 +315,7 @@ _REMEDIES = tuple(
             r"ValidatingAdmissionPolicy '([^']+)'",
             "Meet the policy {0} by {pod}, or have it exempt the pods of jobs (plaudit.dev/job)",
         ),
+        (r"pvc ([^ ]+) is being deleted", "Its pod starts once {0} is gone, with a new volume; Kubernetes retries"),
         (
             r'serviceaccount "([^"]+)" not found',
             "Create the service account that {pod}.serviceAccountName names; the pods then start",

@@ -54,6 +54,7 @@ REFUSALS = {
     "ValidatingAdmissionPolicy 'labels' with binding 'all' denied request: no label": "Meet the policy labels",
     'error looking up service account default/reader: serviceaccount "reader" not found': "Create the service account",
     "no PriorityClass with name high was found": "Create the PriorityClass high",
+    "Create Pod a-redis-0 in StatefulSet a-redis failed: pvc data-a-redis-0 is being deleted": "Kubernetes retries",
     'pod rejected: RuntimeClass "gvisor" not found': "Create the RuntimeClass gvisor",
 }
 KUBELET = {

@@ -86,6 +86,18 @@ def test_redis_on_a_lost_node_is_reported_and_never_forced():
     assert world.status["phase"] == "Degraded"
 
 
+def test_redis_that_a_taint_drives_from_a_node_that_runs_has_not_lost_it():
+    world = settled()
+    driven = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    kinds = ("ContainersReady", "Ready")
+    for ready in ("True", "False"):
+        conditions = [driven, *({"type": kind, "status": ready} for kind in kinds)]
+        change_pods(world, "redis", {"conditions": conditions}, deletionTimestamp=timestamp(START + 30))
+        world.cluster.edit("StatefulSet", "job-redis", lambda item: item["status"].update(readyReplicas=0))
+        turns(world)
+        assert world.condition(ConditionType.DEGRADED)["reason"] == "Starting"
+
+
 def test_redis_that_is_deleted_by_hand_has_not_lost_its_node():
     world = settled()
     change_pods(world, "redis", {}, deletionTimestamp=timestamp(START + 30))
