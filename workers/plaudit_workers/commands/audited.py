@@ -59,7 +59,8 @@ def _or_dash(estimate: Estimate | None) -> str:
 
 def disagreement_line(of: Disagreement, auditor: str) -> str:
     """Return one line about a sample on which reward and auditor disagree."""
-    return f"step {of.step} {of.group} [{of.index}]  reward {of.reward:.4g}, {auditor} {of.value:.4g}"
+    place = f"step {of.step} {of.group} [{of.index}]"
+    return f"{place}  reward {of.reward:.4g}, {auditor} {of.value:.4g}: {of.ranks:.0%} of the samples higher by reward"
 
 
 def auditor_page(reports: Sequence[AuditorReport], responses: Mapping[tuple[str, int], str]) -> str:
