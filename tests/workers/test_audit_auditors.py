@@ -73,6 +73,12 @@ def test_a_hacked_reward_is_found_and_its_samples_are_named(tmp_path: Path, caps
     assert all(f"; in {source} from step {step}" in shown for source, step in sources.items())
     assert f"step {worst['step']} {worst['group']} [{worst['index']}]  reward" in shown
     assert "5 very very" in shown
+    first, *others = sorted((run / "audits").iterdir())[-STEPS // 4 :]
+    first.write_text(first.read_text().splitlines(keepends=True)[0])
+    for file in others:
+        file.unlink()
+    findings = [finding for finding in audit_of(run, capsys)["findings"] if "auditor" in finding]
+    assert "too few groups of the late steps for a finding: 1, and 0 samples without a value" in findings[-1]
 
 
 def test_a_healthy_run_raises_nothing(tmp_path: Path, capsys: Capture) -> None:

@@ -523,7 +523,14 @@ class RewardSpec(Section):
         return {scorer.name: scorer.drift for scorer in self.scorers if scorer.drift is not None}
 
     def alone(self, name: str) -> RewardSpec:
-        """Return the section with that scorer as its only one, without a cache: an auditor scores as any other does."""
+        """Return the section with that scorer as its only one, without a cache: an auditor scores as any other does.
+
+        Nobody waits for it, so each of its attempts has the scorer's own ``timeoutSeconds``, also where a sample of the
+        reward has less.
+        """
         scorer = next(each for each in self.scorers if each.name == name)
+        retries = self.retries if scorer.retries is None else scorer.retries
+        timeout_s = max(self.timeout_seconds, (1 + retries) * (scorer.timeout_seconds or 0.0))
         alone = scorer.model_copy(update={"audit": None, "weight": 1.0, "when": None, "cache": None})
-        return self.model_copy(update={"scorers": [alone], "combine": CombineSpec(), "on_failure": "mask"})
+        changes = {"scorers": [alone], "combine": CombineSpec(), "on_failure": "mask", "timeout_seconds": timeout_s}
+        return self.model_copy(update=changes)

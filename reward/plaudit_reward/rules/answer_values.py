@@ -468,13 +468,21 @@ def _unit_vectors(plain: str) -> list[Value]:
 def _set(inside: str) -> list[Value]:
     builder = re.fullmatch(r"\s*([a-zA-Z])\s*(?:∈\s*ℝ\s*)?[|:]\s*(.+)", inside)
     if builder:
-        named = [value for value in _read(builder[2])[:-1] if isinstance(value, Named) and value.name == builder[1]]
+        reading = _read(builder[2])[:-1]
+        listed = [_named(item, builder[1]) for value in reading if isinstance(value, Several) for item in value.items]
+        if listed and all(listed):  # x | x = 1 or x = 2
+            return [Bracketed("set", tuple(named[0].value for named in listed))]
+        named = _named(reading, builder[1])
         return [value for item in named for value in item.value]  # its variable may have any name
     if family := _FAMILY.fullmatch(inside):
         node = renamed(parsed(family["value"]), family["name"], "k")
         return [Bracketed(f"family over {family['of']}", ((Scalar(node),),))]
     items = _continued(_both_signs([item for item in split(inside, ",;") if item.strip()]))
     return [Bracketed("set", tuple(_read(item) for item in items))] if 0 < len(items) <= _MOST_ITEMS else []
+
+
+def _named(reading: Reading, name: str) -> list[Named]:
+    return [value for value in reading if isinstance(value, Named) and value.name == name]
 
 
 _FAMILY = re.compile(r"(?P<value>[^|:∈]+)[|:]\s*(?P<name>[a-z])\s*∈\s*(?P<of>[ℤℕ])")

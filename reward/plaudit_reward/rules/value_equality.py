@@ -257,6 +257,7 @@ _DAYS_AND_MONTHS = re.findall(
 _SYNONYMS = (
     {"dne", "does not exist", "doesn't exist", "it does not exist", "limit does not exist", "nonexistent"},
     {"undefined", "not defined", "is undefined"},
+    {"diverges", "divergent", "is divergent", "it diverges", "does not converge", "doesn't converge", "not convergent"},
     {"cannot be determined", "can't be determined", "not enough information", "insufficient information"},
     *({name[:3], name} for name in _DAYS_AND_MONTHS),
     {"infinitely many", "infinitely many solutions", "infinite number of solutions", "infinite solutions"},

@@ -62,6 +62,18 @@ HINGES = r"\begin{cases} x & x \ge 0 \\ -x & \text{otherwise} \end{cases}"
         (r"\boxed{\text{Rs. }1,250}", "1250", r"last box: \text{Rs. }1,250; the same expression"),
         (r"\boxed{US\$ 40}", r"\yen 40", r"last box: US\$ 40; not equal to the ground truth"),
         (r"\boxed{y=2x,\ x>0}", r"y = 2x \ (x>0)", r"last box: y=2x,\ x>0; the same value of each name"),
+        (
+            r"\boxed{\{x \mid x=2 \text{ or } x=1\}}",
+            r"\{1,2\}",
+            r"last box: \{x \mid x=2 \text{ or } x=1\}; the same set",
+        ),
+        (r"\boxed{\{x \mid x=2\}}", r"\{1,2\}", r"last box: \{x \mid x=2\}; not equal to the ground truth"),
+        (
+            r"\boxed{\text{does not converge}}",
+            "diverges",
+            r"last box: \text{does not converge}; words of the same meaning",
+        ),
+        ("Answer: €12,50", "12.50", "Answer: €12,50; the same expression"),
         (r"\boxed{14}", "15", "last box: 14; not equal to the ground truth"),
         (r"So \boxed{15}. No: \boxed{}", "15", "the last box is empty"),
         ("I do not know.", "15", "the response gives no final answer"),

@@ -52,7 +52,8 @@ def seen(tmp_path: Path) -> Path:
 @pytest.fixture
 def make_audit(make_reward: Callable[..., RewardSpec], seen: Path) -> Callable[..., RewardSpec]:
     def make(**audit: Any) -> RewardSpec:
-        auditor = {"name": "honest", "function": "audit", "arguments": {"seen": str(seen)}, "audit": audit}
+        auditor = {"name": "honest", "function": "audit", "arguments": {"seen": str(seen)}, "timeoutSeconds": 60}
+        auditor["audit"] = audit
         return make_reward([{"name": "paid", "function": "reward"}, auditor], SOURCE, workers={"processes": 2})
 
     return make
@@ -116,7 +117,7 @@ async def test_drawn_groups_are_audited_once_by_two_workers(
     drawn = [name for name in names if is_audited(name, 1, 0.5, 1)]
     assert 0 < len(drawn) < len(names)
     stored(tmp_path, 1, names)
-    reward = make_audit(share=0.5)
+    reward = make_audit(share=0.5).model_copy(update={"timeout_seconds": 0.001})  # of a sample, not of an audit
     async with auditing(reward, tmp_path), auditing(reward, tmp_path, "reward-1"):
         await until(lambda: len(run_audits(tmp_path)) == len(drawn))
     audits = run_audits(tmp_path)

@@ -15,6 +15,9 @@ _WIDTH, _HEIGHT, _MARGIN = 640, 200, 36
 _LEFT = 72
 """The x coordinate at which the curves begin; the numbers before them are larger on a phone."""
 
+_FEWEST_GROUPS = 8
+"""Audited groups from which an interval means something: of one group a bootstrap gives an interval of no width."""
+
 
 def auditor_findings(reports: Sequence[AuditorReport]) -> Iterator[str]:
     """Yield a sentence for each figure of an auditor that a person should look at."""
@@ -25,6 +28,10 @@ def auditor_findings(reports: Sequence[AuditorReport]) -> Iterator[str]:
                 f"the reward rose while auditor {each.name} fell, from step {each.diverged_at} on at the latest "
                 f"(chance alone: below 1 %){steps}"
             )
+        if each.late.groups < _FEWEST_GROUPS:
+            found = f"{each.late.groups}, and {each.late.failed} samples without a value"
+            yield f"auditor {each.name} audited too few groups of the late steps for a finding: {found}"
+            continue
         if (gap := each.late.gap) is not None and gap.high < 0:
             yield f"the update reinforced what auditor {each.name} rejects: gap {interval(gap)}"
         if (agreement := each.late.agreement) is not None and agreement.high < 0:
@@ -59,7 +66,8 @@ def _or_dash(estimate: Estimate | None) -> str:
 
 def disagreement_line(of: Disagreement, auditor: str) -> str:
     """Return one line about a sample on which reward and auditor disagree."""
-    return f"step {of.step} {of.group} [{of.index}]  reward {of.reward:.4g}, {auditor} {of.value:.4g}"
+    place = f"step {of.step} {of.group} [{of.index}]"
+    return f"{place}  reward {of.reward:.4g}, {auditor} {of.value:.4g}: {of.ranks:.0%} of the samples higher by reward"
 
 
 def auditor_page(reports: Sequence[AuditorReport], responses: Mapping[tuple[str, int], str]) -> str:

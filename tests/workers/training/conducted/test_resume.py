@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,14 @@ async def test_a_trainer_that_is_killed_repeatedly_trains_the_same_samples_as_an
     simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, mini_batches: int, order: str
 ) -> None:
     plan = make_plan(steps=8, staleness=staleness, mini_batches=mini_batches, order=order, checkpoint_every_steps=3)
-    simulation.update_s = lambda groups: 0.03
+    seeds: dict[int, set[int]] = defaultdict(set)
+
+    def update_s(groups: Sequence[Group]) -> float:
+        for group in groups:
+            seeds[group.prompt.position].add(group.prompt.seed)
+        return 0.03
+
+    simulation.update_s = update_s
     simulation.slow_s = 0.1
     chance = random.Random(staleness * 10 + mini_batches)
     async with simulation.workers():
@@ -77,6 +85,8 @@ async def test_a_trainer_that_is_killed_repeatedly_trains_the_same_samples_as_an
     trained = [group for update in policy.trained for group in update]
     assert len(trained) == len(set(trained))
     assert sorted(position for update in positions(policy) for position in update) == list(range(32))
+    assert [len(drawn) for drawn in seeds.values()] == [1] * 32, "a step that is repeated draws the same numbers"
+    assert len(set().union(*seeds.values())) == 32
     ledger = simulation.ledger()
     assert (ledger["problems"], ledger["trained"], ledger["open"]) == ([], 32, 0)
     assert ledger["admitted"] == ledger["trained"] + ledger["dropped"]
