@@ -225,8 +225,8 @@ class Selection:
 
     def visits(self, algorithm: AlgorithmSpec) -> str:
         """Return how often a run uses each prompt, for data that is no mixture."""
-        prompts = algorithm.steps * algorithm.prompts_per_step
-        return f"{algorithm.steps:,} steps use each {round(prompts / self.used, 1):,g} times"
+        times = algorithm.steps * algorithm.prompts_per_step / self.used
+        return f"{algorithm.steps:,} steps use each {round(times, 1) or round(times, 5):,g} times"
 
     def refusal(self, lengths: NDArray[np.int32]) -> tuple[str, str]:
         """Return the complaint and the remedy of data of which no row is used."""
