@@ -226,7 +226,8 @@ class Selection:
     def visits(self, algorithm: AlgorithmSpec) -> str:
         """Return how often a run uses each prompt, for data that is no mixture."""
         times = algorithm.steps * algorithm.prompts_per_step / self.used
-        return f"{algorithm.steps:,} steps use each {round(times, 1) or round(times, 5):,g} times"
+        often = f"{round(times, 1):,g}" if times >= 0.1 else "less than 0.1"
+        return f"{algorithm.steps:,} steps use each {often} times"
 
     def refusal(self, lengths: NDArray[np.int32]) -> tuple[str, str]:
         """Return the complaint and the remedy of data of which no row is used."""
