@@ -360,6 +360,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A rollout's engine; None before it has started and for other roles."""
     problem: str = ""
     """The reason that this process makes no progress, as a sentence for people; empty while it works."""
+    notices: list[str] = []
+    """From the trainer: what people should know although it works, a sentence each."""
     doing: str = ""
     """What the trainer does for the open step, as a phrase (``updates the policy``); empty while it waits for groups,
     and for other roles."""

@@ -93,6 +93,16 @@ def test_a_model_with_fewer_positions_than_samples_may_have_is_noted(
     assert all("the model has 20 positions, fewer than maxPromptLength" in note for note in notes)
 
 
+def test_a_checkpoint_that_has_all_steps_is_named(folder: Path, told: Callable[..., list[str]]) -> None:
+    (folder / "old").mkdir()
+    (folder / "old" / "state.json").write_text('{"extra": {"step": 158}}')
+    begun = {"trainer": {"checkpoint": {"resumeFrom": "old"}}, "algorithm.steps": 158}
+    assert told(**begun | {"algorithm.steps": 159}) == []
+    (said,) = told(**begun)
+    assert said.startswith("spec.algorithm.steps: 158 leaves nothing to train: the checkpoint of checkpoint.resumeFrom")
+    assert said.endswith(" is of step 158. Give more than 158")
+
+
 def test_a_pipe_is_no_file_of_python(folder: Path, told: Callable[..., list[str]]) -> None:
     (folder / "reward.py").unlink()
     os.mkfifo(folder / "reward.py")

@@ -181,7 +181,7 @@ def test_data_cannot_come_from_a_config_map(changed: Change) -> None:
     assert problem.field == "spec.data.train.path"
 
 
-def test_a_mistyped_tool_parser_is_found(
+def test_a_mistyped_parser_or_argument_of_the_engine_is_found(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
     agent = {"kind": "tools", "tools": [{"path": "tools.py", "function": "f"}]}
@@ -189,4 +189,9 @@ def test_a_mistyped_tool_parser_is_found(
     (problem,) = unsupported(parse_job(changed({"rollout.agent": {**agent, "toolParser": "hermess"}})))
     assert problem.field == "spec.rollout.agent.toolParser"
     assert problem.message == "vLLM has no parser 'hermess'"
+    engine = {"arguments": {"kv_cache_memory_bytes": 1, "gpu_memory_utilisation": 0.5}}
+    assert list(map(str, unsupported(parse_job(changed({"rollout.engine": engine}))))) == [
+        "spec.rollout.engine.arguments: vLLM has no engine argument 'gpu_memory_utilisation'. "
+        "Did you mean gpu_memory_utilization?"
+    ]
     assert problem.remedy.startswith("Did you mean hermes? It has ")

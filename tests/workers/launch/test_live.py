@@ -50,6 +50,12 @@ def test_a_problem_is_printed_when_it_is_new() -> None:
     assert messages.problems([paused]) == [f"trainer-0: {paused.problem}"]
 
 
+def test_a_notice_is_printed_once_even_after_the_trainer_was_started_anew() -> None:
+    messages = LiveMessages(EXPECTED)
+    first, anew = (WorkerRecord(name, "trainer", notices=["12 rows\x1b[2J"]) for name in ("trainer-0-a", "trainer-0-b"))
+    assert [messages.notices([each]) for each in (first, first, anew)] == [["12 rows�[2J"], [], []]
+
+
 def test_an_old_snapshot_is_not_taken_for_the_present() -> None:
     messages = LiveMessages([("trainer", "trainer-0")])
     problem = "step 10 not trained"

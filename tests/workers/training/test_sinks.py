@@ -349,3 +349,5 @@ def test_a_sink_whose_folder_is_gone_costs_its_figures_alone(tmp_path, caplog):
     sinks.close()
     assert [step.step for step in read_steps(tmp_path / "steps.jsonl")] == [1]
     assert "a sink loses figures; the run goes on without them" in caplog.text
+    [notice] = sinks.notices
+    assert notice.startswith("sink tensorboard loses figures; the run goes on without them (")

@@ -203,8 +203,8 @@ def _chat_model(
 def _read_json(folder: str, name: str) -> dict[str, Any]:
     try:
         content = json.loads(Path(folder, name).read_text(encoding="utf-8"))
-    except ValueError:
-        return {}  # the server reports the error when it loads the model
+    except (OSError, ValueError):
+        return {}  # what loads the folder reports the error
     return content if isinstance(content, dict) else {}
 
 
@@ -234,6 +234,16 @@ def _checkpoint(job: RLJob) -> Iterator[Problem]:
     folder = job.spec.trainer.checkpoint.resume_from
     if folder and not os.path.isdir(folder):
         yield Problem("spec.trainer.checkpoint.resumeFrom", f"there is no folder {folder}", _RELATIVE)
+    elif folder:
+        extra, steps = _read_json(folder, "state.json").get("extra"), job.spec.algorithm.steps
+        done = extra.get("step") if isinstance(extra, dict) else None
+        if isinstance(done, int) and done >= steps:
+            yield Problem(
+                "spec.algorithm.steps",
+                f"{steps:,} leaves nothing to train: the checkpoint of checkpoint.resumeFrom is of step {done:,}",
+                f"Give more than {done:,}",
+                also=("spec.trainer.checkpoint.resumeFrom",),
+            )
 
 
 def short_model(job: RLJob) -> Iterator[Problem]:

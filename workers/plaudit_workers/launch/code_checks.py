@@ -7,6 +7,7 @@ functions and loss. Those are imported here, each file in a process of its own.
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import subprocess
 import sys
@@ -108,6 +109,7 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
         )
     yield from _sinks(job)
     yield from _tool_parser(job)
+    yield from _engine_arguments(job)
     if tls and tls.ca_config_map:
         remedy = "Give the certificates in caFile"
         yield Problem("spec.transport.tls.caConfigMap", "is not supported by plaudit run", remedy)
@@ -162,16 +164,48 @@ def _tool_parser(job: RLJob) -> Iterator[Problem]:
 
 
 def _vllm_parsers() -> list[str]:
-    """Return the names of vLLM's parsers, read from its table: its import takes half a minute. None without vLLM."""
+    """Return the names of vLLM's parsers, read from its table; none without vLLM."""
+    for node in _statements_of_vllm("tool_parsers/__init__.py"):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_TOOL_PARSERS_TO_REGISTER":
+            with contextlib.suppress(ValueError):
+                return sorted(ast.literal_eval(node.value))
+    return []
+
+
+def _engine_arguments(job: RLJob) -> Iterator[Problem]:
+    """Compare the names of an engine's arguments with those that vLLM has here."""
+    if not job.spec.trains:
+        return
+    names = list(job.spec.rollout.by_group)
+    engines = {name: rollout.engine for name, rollout in job.spec.rollout.by_group.items()}
+    known = _vllm_arguments() if any(each.kind == "vllm" and each.arguments for each in engines.values()) else []
+    for group, engine in engines.items():
+        section = f"spec.rollout.groups[{names.index(group)}]" if group else "spec.rollout"
+        for name in engine.arguments if known and engine.kind == "vllm" else ():
+            if name not in known:
+                near = get_close_matches(name, known, n=1)
+                remedy = f"Did you mean {near[0]}?" if near else "See the engine arguments of vLLM's documentation"
+                yield Problem(f"{section}.engine.arguments", f"vLLM has no engine argument {name!r}", remedy)
+
+
+def _vllm_arguments() -> list[str]:
+    """Return the names of vLLM's engine arguments; none without vLLM."""
+    return [
+        field.target.id
+        for node in _statements_of_vllm("engine/arg_utils.py")
+        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    ]
+
+
+def _statements_of_vllm(module: str) -> list[ast.stmt]:
+    """Return the statements of one of vLLM's files, for its import takes half a minute; none where it has no such."""
     vllm = find_spec("vllm")
     try:
-        table = Path(vllm.origin or "").with_name("tool_parsers") / "__init__.py" if vllm else Path()
-        for node in ast.parse(table.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_TOOL_PARSERS_TO_REGISTER":
-                return sorted(ast.literal_eval(node.value))
+        return ast.parse((Path(vllm.origin or "").parent / module).read_text(encoding="utf-8")).body if vllm else []
     except (OSError, SyntaxError, ValueError):
-        pass
-    return []
+        return []
 
 
 def _sinks(job: RLJob) -> Iterator[Problem]:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _USER = {"role": "user", "content": "What is 2 + 2?"}
 _OTHER = {"role": "user", "content": "Name a colour."}
 _ALL_RENDERED = 10_000
+_ALL_RENDERED_CHARACTERS = 8 << 20
+"""Rows are rendered one and all until either is reached: some 2 million tokens take a core 6 seconds."""
 _SERVER_ANSWERS_WITHIN_S = 10.0
 _EACH_OF_MORE = 500
 """Of the rows beyond, one in so many is rendered."""
@@ -192,6 +194,7 @@ class _Pass:
         self._facts = facts
         self.rules = RuleChecks(job.spec.reward.scorers)
         self._rows = 0
+        self._characters = 0
         self._lengths: list[int] = []
         self._longest: RenderedRow | None = None
         self._selection: Any = None
@@ -217,7 +220,10 @@ class _Pass:
             if self._facts:
                 self._facts.add(row)
             self._rows += 1
-            if self._rows <= _ALL_RENDERED or self._rows % _EACH_OF_MORE == 0:
+            if self._rows <= _ALL_RENDERED and self._characters <= _ALL_RENDERED_CHARACTERS:
+                self._characters += _num_characters(row.row.prompt)
+                yield row
+            elif self._rows % _EACH_OF_MORE == 0:
                 yield row
 
     def _render(self, name: str, path: str, rows: Iterator[NumberedRow]) -> Problem | None:
@@ -247,21 +253,22 @@ class _Pass:
 
         selection, rendered = self._selection, len(self._lengths)
         part = "" if rendered == self._rows else f" (rendered: {rendered:,} of {self._rows:,})"
-        left_out = "; ".join(
-            f"{number:,} {'is' if number == 1 else 'are'} {reason}"
-            for reason, number in selection.left_out_by().items()
-        )
-        message = f"{path}: {selection.used:,} of {rendered:,} rows are used{part}{left_out and f'; {left_out}'}"
+        message = f"{path}: {selection.in_words()}{part}"
         longest = self._longest.numbered
         remedy = f"Prompts have {lengths_in_words(np.asarray(self._lengths))}; the longest is row {longest.number}"
         yield Problem(name, message, f"{remedy} of {longest.path.name}{self._visits(rendered)}")
 
     def _visits(self, rendered: int) -> str:
-        algorithm, train = self._job.spec.algorithm, self._job.spec.data.train
+        train = self._job.spec.data.train
         if self._section is not train or train.mixture or rendered < self._rows:
             return ""
-        prompts = algorithm.steps * algorithm.prompts_per_step
-        return f". {algorithm.steps:,} steps use each {round(prompts / self._selection.used, 1):,g} times"
+        return f". {self._selection.visits(self._job.spec.algorithm)}"
+
+
+def _num_characters(prompt: str | list[dict[str, Any]]) -> int:
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(content) for message in prompt if isinstance(content := message.get("content"), str))
 
 
 def _checked_renderer(job: RLJob, report: DataReport, away: Sequence[Problem]) -> PromptRenderer | None:

@@ -44,6 +44,7 @@ class LiveMessages:
         self._reported: tuple[frozenset[str], float] = (frozenset(), 0.0)
         self._reasons: set[tuple[str, str, str]] = set()
         self._problems: dict[str, str] = {}
+        self._notices: set[str] = set()
         self._seen = 0.0
 
     def news(self, snapshot: NewestSnapshot | None, waited_s: float) -> list[str]:
@@ -54,7 +55,9 @@ class LiveMessages:
         if snapshot is None or not snapshot.looks or snapshot.looks[-1].time <= self._seen:
             return self.waiting([], waited_s)
         self._seen = snapshot.looks[-1].time
-        return self.waiting(snapshot.workers, waited_s) + self.problems(snapshot.workers)
+        return (
+            self.waiting(snapshot.workers, waited_s) + self.problems(snapshot.workers) + self.notices(snapshot.workers)
+        )
 
     def waiting(self, workers: Sequence[WorkerRecord], waited_s: float) -> list[str]:
         """Return a line that names the processes that are not ready, when there is news of them."""
@@ -72,6 +75,12 @@ class LiveMessages:
         news = [f"{name}: {problem}" for name, problem in sorted(now.items()) if self._problems.get(name) != problem]
         self._problems = now
         return [printable(line) for line in news]
+
+    def notices(self, workers: Sequence[WorkerRecord]) -> list[str]:
+        """Return each notice once; a trainer that was started anew gives its notices again."""
+        news = [notice for worker in workers for notice in worker.notices if notice not in self._notices]
+        self._notices.update(news)
+        return [printable(notice) for notice in news]
 
     def failures(self, failures: Sequence[Failure]) -> list[str]:
         """Return a line for each kind of failure that was not seen before: ``mine: 64 × KeyError …``."""

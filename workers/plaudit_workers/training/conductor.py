@@ -365,7 +365,7 @@ class Upkeep:
         self._next_beat = 0.0
         self._started = 0.0
         """When the first heartbeat was sent (server's clock); 0 before."""
-        self._reported = ("", "")
+        self._reported: tuple[str, str, list[str]] = ("", "", [])
         self._unknown: set[str] = set()
 
     async def keep(self) -> None:
@@ -396,8 +396,9 @@ class Upkeep:
 
     async def _beat(self) -> None:
         problem, doing = self._state.problem, self._state.doing
-        if time.monotonic() >= self._next_beat or (problem, doing) != self._reported:
-            self._next_beat, self._reported = time.monotonic() + _BEAT_EVERY_S, (problem, doing)
+        notices = [*filter(None, [self._run.data_notice]), *self._run.sinks.notices]
+        if time.monotonic() >= self._next_beat or (problem, doing, notices) != self._reported:
+            self._next_beat, self._reported = time.monotonic() + _BEAT_EVERY_S, (problem, doing, notices)
             self._started = self._started or self._run.clock.now()
             version = str(self._state.version)
             record = WorkerRecord(
@@ -406,6 +407,7 @@ class Upkeep:
                 version=version,
                 started=self._started,
                 problem=problem,
+                notices=notices,
                 doing=doing,
                 sandboxes=None if self._machines is None else SandboxWork(self._machines.count),
             )

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import DataSpec, TrainDataSpec, WeightedDataSpec
 from plaudit_wire.logs import get_logger
 from plaudit_workers.data_facts import DataFacts, FactsOfRows
@@ -45,8 +46,7 @@ class PromptData:
         self._rows = rows
         self._order = order
         self.facts = facts
-        self.num_filtered = selection.left_out
-        """Rows left out: too long, empty, or outside ``passRate``."""
+        self._selection = selection
 
     @classmethod
     def for_training(cls, data: DataSpec, renderer: PromptRenderer, seed: int, folder: Path | None = None) -> Self:
@@ -96,6 +96,11 @@ class PromptData:
     def __len__(self) -> int:
         """Return the number of prompts of one epoch."""
         return len(self._order)
+
+    def notice(self, job: RLJob) -> str:
+        """Return how many of the training rows a run uses, and how often, for people."""
+        used = f"spec.data.train: {self._selection.in_words()}"
+        return used if job.spec.data.train.mixture else f"{used}. {self._selection.visits(job.spec.algorithm)}"
 
     def prompt_at(self, position: int) -> PromptRow:
         """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plaudit_job.data_row import IMAGES_COLUMN, DataRow
+from plaudit_job.spec.algorithm import AlgorithmSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import PassRateSpec
 from plaudit_wire.errors import described
@@ -214,6 +215,19 @@ class Selection:
             "outside passRate": self.outside_pass_rate,
         }
         return {reason: number for reason, number in reasons.items() if number}
+
+    def in_words(self) -> str:
+        """Return how many rows are used, and why others are not."""
+        reasons = (
+            f"; {number:,} {'is' if number == 1 else 'are'} {reason}" for reason, number in self.left_out_by().items()
+        )
+        return f"{self.used:,} of {self.used + self.left_out:,} rows are used{''.join(reasons)}"
+
+    def visits(self, algorithm: AlgorithmSpec) -> str:
+        """Return how often a run uses each prompt, for data that is no mixture."""
+        times = algorithm.steps * algorithm.prompts_per_step / self.used
+        often = f"{round(times, 1):,g}" if times >= 0.1 else "less than 0.1"
+        return f"{algorithm.steps:,} steps use each {often} times"
 
     def refusal(self, lengths: NDArray[np.int32]) -> tuple[str, str]:
         """Return the complaint and the remedy of data of which no row is used."""

@@ -101,6 +101,11 @@ class Sinks:
         for sink in self._sinks:
             sink.write(record, samples)
 
+    @property
+    def notices(self) -> list[str]:
+        """Return a sentence on each sink that has lost a step."""
+        return [sink.notice for sink in self._sinks if sink.notice]
+
     def close(self) -> None:
         """Close all sinks."""
         for sink in self._sinks:
@@ -116,6 +121,8 @@ class _OwnThread:
         self._patience_s = patience_s
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue(_MOST_WAITING)
         self._lost = 0
+        self.notice = ""
+        """What people should know of the sink; empty while it has lost nothing."""
         # A daemon: a sink that never returns must not hold up the end of the process.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -155,6 +162,7 @@ class _OwnThread:
         """Count a step that the sink does not have, and log the first of them."""
         self._lost += 1
         if self._lost == 1:
+            self.notice = f"sink {self._name} loses figures; the run goes on without them ({reason})"
             logger.warning("a sink loses figures; the run goes on without them", sink=self._name, error=reason)
 
 

@@ -531,6 +531,8 @@ class RunContext:
     validation_data: PromptSource | None = None
     data_facts: DataFacts | None = None
     """What the training data is; None where it is no file."""
+    data_notice: str = ""
+    """How much of the training data is used, for people."""
     worker: str = "trainer"
     """Name in heartbeats."""
 

@@ -170,6 +170,7 @@ async def _conduct(
         clock=ServerClock(transport.now),
         validation_data=validation_data,
         data_facts=data.facts,
+        data_notice=data.notice(job),
         worker=settings.worker,
     )
     external = bool(job.spec.transport.url)
