@@ -80,7 +80,6 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
             "silent-reward",
             "reward-1 with 16 entries in work has sent no heartbeat",
         ),
-        (seen(silent=SILENT * 2, all_silent_s=11.0), "silent", "no process of the run has sent a heartbeat for 11 s"),
         (
             seen(TRAINER, streams=UNREAD),
             "reward-queue",
@@ -148,6 +147,13 @@ def test_prompts_of_later_steps_are_not_awaited(staleness: int, admitted_s: floa
     assert open_step(validating, CLOSED, 1000.0, max_staleness=staleness)["waits_for"] == "generation"
     between = open_step(seen(msgspec.structs.replace(TRAINER, doing=VALIDATES)), CLOSED, 1000.0)
     assert between["text"] == "step 125, open for 45 s: the trainer validates; nothing is in work"
+
+
+def test_where_no_process_lives_nothing_is_said_of_what_they_did() -> None:
+    """Their calls were 47 s old in heartbeats that are 11 s old, and less than 20 s: they still count as live."""
+    said = open_step(seen(TRAINER, REWARD, silent=SILENT * 2, all_silent_s=11.0, streams=SCORING), CLOSED, 1000.0)
+    lost = "no process of the run has sent a heartbeat for 11 s: they are lost, or cut off from Redis"
+    assert (said["waits_for"], said["text"]) == ("silent", f"step 125, open for 45 s: {lost}")
 
 
 @pytest.mark.parametrize("after_s", [0.5, 20.0])
