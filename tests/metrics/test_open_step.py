@@ -149,8 +149,10 @@ def test_prompts_of_later_steps_are_not_awaited(staleness: int, admitted_s: floa
     assert between["text"] == "step 125, open for 45 s: the trainer validates; nothing is in work"
 
 
-def test_where_no_process_lives_nothing_is_said_of_what_they_did() -> None:
+def test_nothing_is_said_of_what_silent_processes_did() -> None:
     """Their calls were 47 s old in heartbeats that are 11 s old, and less than 20 s: they still count as live."""
+    frozen = open_step(seen(TRAINER, REWARD, silent=((REWARD, 11.0),), streams=SCORING), CLOSED, 1000.0)
+    assert frozen["text"].endswith("lost; 64 finished samples are with reward workers, the oldest for 47 s")
     said = open_step(seen(TRAINER, REWARD, silent=SILENT * 2, all_silent_s=11.0, streams=SCORING), CLOSED, 1000.0)
     lost = "no process of the run has sent a heartbeat for 11 s: they are lost, or cut off from Redis"
     assert (said["waits_for"], said["text"]) == ("silent", f"step 125, open for 45 s: {lost}")

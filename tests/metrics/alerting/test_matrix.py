@@ -104,7 +104,9 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "budget": {"JudgeBudgetExhausted warning": LENGTHS},
     "judge errors": {"JudgeErrors warning": LENGTHS},
     "open circuit": {"JudgeCircuitOpen critical": LENGTHS},
-    "circuit opens again and again": {"JudgeCircuitOpen critical": (*SHORT, HALF_HOUR)},  # of longer steps too few scrapes
+    "circuit opens again and again": {
+        "JudgeCircuitOpen critical": (*SHORT, HALF_HOUR)
+    },  # of longer steps too few scrapes
     "failures come and go": {
         "ScoresFailing critical": LENGTHS,
         "ScorerFailing warning": (SECOND, ELEVEN, HALF_HOUR, LONG),
