@@ -176,8 +176,8 @@ def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float
     if unheard_s > _REDIS_AWAY_S:
         return REDIS_AWAY, [f"Redis has not responded for {_long(unheard_s)}, and every process of the run waits"]
     if len(seen.silent) > 1 and seen.all_silent_s > SILENT_AFTER_S:
-        lost = f"no process of the run has sent a heartbeat for {seen.all_silent_s:.0f} s"
-        return "silent", [f"{lost}: they are lost, or cut off from Redis"]
+        silence = f"no process of the run has sent a heartbeat for {seen.all_silent_s:.0f} s"
+        return "silent", [f"{silence}: they are lost, or cut off from Redis"]
     facts: Facts = _of_replies(seen, step.length_s)
     facts += [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
     if trainer is not None and trainer.problem:
