@@ -1,12 +1,14 @@
 """One real run whose parts are slowed or stopped, one after the other: the verdict names each, and so do the records.
 
-While a fault lasts, ``/api/v1/verdict`` says what the open step waits for; the record of the step that it held names
-the same cause afterwards. The seconds from the fault until the right sentence, which then stays, are printed
-(``pytest -s``), and in the file ``named_causes.txt``.
+While a fault lasts, ``/api/v1/verdict``, the page's first line and that of ``plaudit top`` say what the open step waits
+for; the record of the step that it held names the same cause afterwards. The seconds from the fault until the right
+sentence, which then stays, are printed (``pytest -s``), and in the file ``named_causes.txt``.
 """
 
 from __future__ import annotations
 
+import asyncio
+import io
 import math
 import os
 import random
@@ -18,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bad_network import BadNetwork
 from faulty_roles import FaultyRun
 from faulty_server import FaultyServer, Reply
 from metrics_process import MetricsProcess
 from plaudit_metrics.sources.steps import read_steps
+from plaudit_metrics.terminal.overview import MetricsService
+from plaudit_metrics.terminal.top import frame
 from plaudit_wire.records import StepRecord
 from plaudit_workers.launch.redis import RedisServer
 from waiting import until
@@ -88,7 +93,7 @@ class Observed:
             step = found["step"]
             right = found["waits_for"] == cause and words in found["text"]
             since = min(since, time.monotonic()) if right else math.inf
-            return bool(right and (found["seconds"] or 0.0) >= held_s)
+            return bool(right and (found["seconds"] or 0.0) >= held_s and await self._is_shown(words))
 
         try:
             await until(said, within_s=NAMED_WITHIN_S, every_s=0.2)
@@ -96,6 +101,17 @@ class Observed:
             pytest.fail(f"{fault}: {cause!r} with {words!r} was not said, but {list(seen)}")
         self.table += f"{fault:24} {since - began:6.1f} s  {list(seen)[-1]}\n"
         return step
+
+    async def _is_shown(self, words: str) -> bool:
+        """Return True if the page's first line and that of ``plaudit top`` say so too."""
+        page = (await self.service.get("queues"))["open"]["text"]
+        first = await asyncio.to_thread(self._first_of_top)
+        return words in page and "now: " in first and words in first
+
+    def _first_of_top(self) -> str:
+        console = Console(width=400, file=io.StringIO(), record=True)
+        console.print(frame(MetricsService(self.service.url).read()))
+        return console.export_text().splitlines()[1]
 
     async def recorded(self, fault: str, step: int, verdict: str, words: str) -> None:
         """Wait for the record of the step that the fault held; compare its verdict.
@@ -197,3 +213,14 @@ async def test_each_fault_is_named_while_it_lasts_and_in_the_record_of_its_step(
         os.kill(observed.redis.pid, signal.SIGCONT)
     # Not answering, or answering slowly: a trainer that asks nothing in a part of the pause does not know all of it.
     await observed.recorded("paused Redis", step, "redis", "Redis ")
+
+    observed.run.break_(scorer=16.0)
+    await observed.busy("reward")
+    await observed.service.kill()
+    await observed.run.kill()
+    observed.redis.kill()
+    observed.redis.start()
+    await observed.service.start()
+    await observed.named("killed run", "silent", "no process of the run has sent a heartbeat", held_s=0.0)
+    await observed.run.start()
+    await observed.named("slow scorer, resumed", "scorer", "calls of exact in flight")

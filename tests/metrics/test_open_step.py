@@ -80,7 +80,6 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
             "silent-reward",
             "reward-1 with 16 entries in work has sent no heartbeat",
         ),
-        (seen(silent=SILENT * 2, all_silent_s=11.0), "silent", "no process of the run has sent a heartbeat for 11 s"),
         (
             seen(TRAINER, streams=UNREAD),
             "reward-queue",
@@ -148,6 +147,15 @@ def test_prompts_of_later_steps_are_not_awaited(staleness: int, admitted_s: floa
     assert open_step(validating, CLOSED, 1000.0, max_staleness=staleness)["waits_for"] == "generation"
     between = open_step(seen(msgspec.structs.replace(TRAINER, doing=VALIDATES)), CLOSED, 1000.0)
     assert between["text"] == "step 125, open for 45 s: the trainer validates; nothing is in work"
+
+
+def test_nothing_is_said_of_what_silent_processes_did() -> None:
+    """Their calls were 47 s old in heartbeats that are 11 s old, and less than 20 s: they still count as live."""
+    frozen = open_step(seen(TRAINER, REWARD, silent=((REWARD, 11.0),), streams=SCORING), CLOSED, 1000.0)
+    assert frozen["text"].endswith("lost; 64 finished samples are with reward workers, the oldest for 47 s")
+    said = open_step(seen(TRAINER, REWARD, silent=SILENT * 2, all_silent_s=11.0, streams=SCORING), CLOSED, 1000.0)
+    lost = "no process of the run has sent a heartbeat for 11 s: they are lost, or cut off from Redis"
+    assert (said["waits_for"], said["text"]) == ("silent", f"step 125, open for 45 s: {lost}")
 
 
 @pytest.mark.parametrize("after_s", [0.5, 20.0])
@@ -240,7 +248,7 @@ async def test_a_paused_redis_is_named_and_no_worker_looks_alive(run_name: str, 
         queues = await service.get("queues")
         assert queues["workers"] == []
         console = Console(width=100, record=True)
-        overview = MetricsService(f"http://127.0.0.1:{service.port}").read()
+        overview = MetricsService(service.url).read()
         console.print(frame(overview))
         assert "now: Redis has not responded" in console.export_text()
     finally:
@@ -251,7 +259,10 @@ async def test_a_paused_redis_is_named_and_no_worker_looks_alive(run_name: str, 
 
 @pytest.mark.skipif(not SteppedClock.available(), reason="needs a C compiler")
 async def test_the_step_is_as_old_as_before_when_the_clock_of_redis_is_set(run_name: str, tmp_path: Path) -> None:
-    """Stamps of the trainer follow Redis's clock from its next step on, and a clock set back they follow slowly."""
+    """Stamps of the trainer follow Redis's clock from its next step on, and a clock set back they follow slowly.
+
+    A trainer that is new after that is known as such, and so is its silence.
+    """
     clock, series = SteppedClock(tmp_path), RunSeries()
     with clock.preloaded(), RedisServer(tmp_path / "redis") as server:
         transport = await Transport.open(RedisAddress(server.url, server.password), run_name)
@@ -263,6 +274,14 @@ async def test_the_step_is_as_old_as_before_when_the_clock_of_redis_is_set(run_n
             series.show_snapshot(snapshot)
             assert snapshot.time - (series.opened or 0.0) == pytest.approx(30.0, abs=10.0)
             assert bool(snapshot.workers) == (set_to_s == 0.0)  # who lives sends another heartbeat
+        resumed = WorkerRecord("trainer-1", "trainer", started=await transport.now(), doing="updates the policy")
+        await transport.beat(resumed)  # by this clock it began before the one that it follows
+        series.show_snapshot(await take_snapshot(transport.commands, Names(run_name)))
+        assert series.registry.get_sample_value("plaudit_trainer_started_timestamp_seconds") == resumed.started
+        assert series.opened == resumed.started
+        await transport.commands.zincrby(Names(run_name).workers, -10.0, "trainer-1")
+        ((silent, _),) = (await take_snapshot(transport.commands, Names(run_name))).silent
+        assert silent.worker == "trainer-1"
         closed = StepRecord(1, 1, started, started, 64, 8, {})  # a stamp of the clock before, 20 minutes ahead
         series.count_step(closed, records_missing=0)
         snapshot = await take_snapshot(transport.commands, Names(run_name))

@@ -118,22 +118,31 @@ class FaultyRun:
     async def running(self) -> AsyncIterator[None]:
         """Start the processes; they are killed when the context ends."""
         try:
-            for role in ("rollouts", "reward-0", "reward-1", "trainer"):
-                command = [sys.executable, __file__, role, json.dumps(self._settings)]
-                with (self.folder / f"{role}.log").open("wb") as log:
-                    self._processes.append(
-                        await asyncio.create_subprocess_exec(
-                            *command, stdout=log, stderr=log, env=os.environ | _WITHOUT_TORCH
-                        )
-                    )
+            await self.start()
             yield
         finally:
-            for process in self._processes:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                os.kill(self._pid("rollout-1"), signal.SIGKILL)
+            await self.kill()
+
+    async def start(self) -> None:
+        """Start the processes; the trainer continues from the newest checkpoint."""
+        for role in ("rollouts", "reward-0", "reward-1", "trainer"):
+            command = [sys.executable, __file__, role, json.dumps(self._settings)]
+            with (self.folder / f"{role}.log").open("ab") as log:
+                self._processes.append(
+                    await asyncio.create_subprocess_exec(
+                        *command, stdout=log, stderr=log, env=os.environ | _WITHOUT_TORCH
+                    )
+                )
+
+    async def kill(self) -> None:
+        """Kill the processes where they are."""
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        self._processes.clear()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(self._pid("rollout-1"), signal.SIGKILL)
 
     def _pid(self, role: str) -> int:
         return int((self.folder / f"{role}.pid").read_text())

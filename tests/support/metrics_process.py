@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 import httpx
 
 from plaudit_workers.launch.redis import RedisServer, free_port
+
+_TLS = ssl.create_default_context()
+"""Nothing here uses it, but each client would read all certificates anew, while a network of the test waits."""
 
 
 class MetricsProcess:
@@ -54,6 +58,11 @@ class MetricsProcess:
             return False
         return True
 
+    @property
+    def url(self) -> str:
+        """Return its address."""
+        return f"http://127.0.0.1:{self.port}"
+
     async def kill(self) -> None:
         """Kill it, if it runs."""
         if self._process is not None:
@@ -63,5 +72,5 @@ class MetricsProcess:
 
     async def get(self, path: str) -> Any:
         """Return a response of its API."""
-        async with httpx.AsyncClient(timeout=30) as client:
-            return (await client.get(f"http://127.0.0.1:{self.port}/api/v1/{path}")).json()
+        async with httpx.AsyncClient(timeout=30, verify=_TLS) as client:
+            return (await client.get(f"{self.url}/api/v1/{path}")).json()

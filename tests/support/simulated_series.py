@@ -115,6 +115,8 @@ class Run:
     @property
     def shares(self) -> tuple[int, float, float]:
         """Return the samples of a step and the shares that are late and failed in the fault, by the scenario's name."""
+        if self.cell.scenario == "failures come and go":
+            return 128, *(0.0 if self.steps % 3 else 0.6,) * 2
         found = re.fullmatch(r"(\d+) samples, (\d+) % (late|failed|at random)", self.cell.scenario)
         if found is None:
             return SAMPLES_PER_STEP, 0.0, 0.0
@@ -412,7 +414,9 @@ class Run:
             'plaudit_stream_undelivered{stream="prompts"}': 16.0 * (fault == "no rollout"),
             'plaudit_stream_in_flight{stream="prompts"}': 0.0,
             'plaudit_judge_recent_failed_ratio{judge="judge"}': 0.6 if fault == "judge errors" else 0.0,
-            'plaudit_judge_circuit_open{judge="judge"}': float(fault == "open circuit"),
+            'plaudit_judge_circuit_open{judge="judge"}': float(
+                fault == "open circuit" or (fault == "circuit opens again and again" and minute % 4 == 0)
+            ),
             "plaudit_sandbox_oldest_wait_seconds": 200.0 if "wait for machines" in fault else 5.0,
             "plaudit_policy_version_lag": 3.0 if fault == "slow weights" else 1.0,
             "plaudit_redis_memory_bytes": 900.0 if fault == "full redis" else 200.0,

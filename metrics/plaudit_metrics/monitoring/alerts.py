@@ -171,7 +171,9 @@ _FAILURES = (
         "critical",
         "{{ $labels.run }}: at least {{ $value | humanizePercentage }} of the samples have no score: scorers fail.",
         "That is no chance. They are not trained on. /api/v1/failures lists the reasons by scorer.",
-        "plaudit_recent_failed_low_ratio > <failedShare>",
+        "plaudit_recent_failed_low_ratio > <failedShare>\n"
+        "or (avg_over_time(plaudit_recent_failed_ratio[30m]) > <failedShare>\n"
+        "and changes((plaudit_recent_failed_low_ratio > bool <failedShare>)[30m:1m]) > 4)",  # they come and go
         panel="Samples by outcome",
     ),
     Alert(
@@ -197,7 +199,7 @@ _FAILURES = (
         "critical",
         "{{ $labels.run }}: the circuit breaker for judge {{ $labels.judge }} is open; no requests are sent.",
         "The judge failed repeatedly. Its samples end as infra_error.",
-        "plaudit_judge_circuit_open == 1",
+        "max_over_time(plaudit_judge_circuit_open[3m]) == 1",  # also one that opens again and again
         panel="Tokens per second, open circuit breakers",
     ),
     Alert(

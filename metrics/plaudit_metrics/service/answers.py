@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -174,13 +175,18 @@ def _waits_for(seen: RunSnapshot, trainer: WorkerRecord | None, unheard_s: float
     """
     if unheard_s > _REDIS_AWAY_S:
         return REDIS_AWAY, [f"Redis has not responded for {_long(unheard_s)}, and every process of the run waits"]
+    if len(seen.silent) > 1 and seen.all_silent_s > SILENT_AFTER_S:
+        silence = f"no process of the run has sent a heartbeat for {seen.all_silent_s:.0f} s"
+        return "silent", [f"{silence}: they are lost, or cut off from Redis"]
     facts: Facts = _of_replies(seen, step.length_s)
-    facts += _of_silence(seen)
+    facts += [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
     if trainer is not None and trainer.problem:
         facts.append(("unscored", trainer.problem))
     if trainer is not None and trainer.doing and trainer.doing != VALIDATES:
         facts.append(("trainer", f"the trainer {trainer.doing}"))
-    of_rollouts, of_rewards = _of_rollouts(seen), _of_scorers(seen) + _of_reward_queue(seen)
+    lost = {worker.worker for worker, _ in seen.silent}  # what they told of their work is as old as their heartbeats
+    heard = replace(seen, worker_records=tuple(each for each in seen.worker_records if each.worker not in lost))
+    of_rollouts, of_rewards = _of_rollouts(heard), _of_scorers(heard) + _of_reward_queue(heard)
     facts += of_rollouts + of_rewards if _awaits_rollouts(seen, step.awaited_for_s) else of_rewards + of_rollouts
     facts += _of_ready(seen, trainer)
     if not facts:
@@ -236,14 +242,6 @@ def _of_replies(seen: RunSnapshot, step_s: float | None) -> Facts:
         return []
     to = f" to {process}" if process else ""
     return [(REDIS_SLOW, f"Redis takes {reply_s:.2f} s for a reply{to}, and a sample waits for about ten of them")]
-
-
-def _of_silence(seen: RunSnapshot) -> Facts:
-    """Return the processes that are lost; one fact where it is all of them."""
-    if len(seen.silent) > 1 and seen.all_silent_s > SILENT_AFTER_S:
-        lost = f"no process of the run has sent a heartbeat for {seen.all_silent_s:.0f} s"
-        return [("silent", f"{lost}: they are lost, or cut off from Redis")]
-    return [(f"silent-{worker.role}", _silence(worker, silent_s)) for worker, silent_s in seen.silent]
 
 
 def _silence(worker: WorkerRecord, silent_s: float) -> str:

@@ -181,8 +181,7 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         _values(client, keys),
     )
     depths, holders = zip(*found, strict=True)
-    # A heartbeat of the future is from before the clock was set back: who lives sends another one within seconds.
-    workers = [worker for worker, silent_s in heard if abs(silent_s) <= LIVE_WITHIN_S]
+    workers = [worker for worker, silent_s in heard if silent_s <= LIVE_WITHIN_S]
     return RunSnapshot(
         time=now,
         taken=taken,
@@ -269,8 +268,11 @@ _READY = list(CONSUMER_GROUPS).index("ready")
 
 
 async def _heard_workers(client: Redis, keys: Names, now: float) -> list[tuple[WorkerRecord, float]]:
-    """Return the processes that sent a heartbeat in the last ten minutes, with the seconds since the newest."""
-    heard: Any = await client.zrangebyscore(keys.workers, "-inf", "+inf", withscores=True)
+    """Return the processes that sent a heartbeat in the last ten minutes, with the seconds since the newest.
+
+    A heartbeat of the future is from before the clock was set back: who lives sends another one within seconds.
+    """
+    heard: Any = await client.zrangebyscore(keys.workers, "-inf", now + LIVE_WITHIN_S, withscores=True)
     if not heard:
         return []
     encoded: Any = await client.hmget(keys.worker_records, [name for name, _ in heard])

@@ -104,6 +104,14 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "budget": {"JudgeBudgetExhausted warning": LENGTHS},
     "judge errors": {"JudgeErrors warning": LENGTHS},
     "open circuit": {"JudgeCircuitOpen critical": LENGTHS},
+    "circuit opens again and again": {
+        "JudgeCircuitOpen critical": (*SHORT, HALF_HOUR)
+    },  # of longer steps too few scrapes
+    "failures come and go": {
+        "ScoresFailing critical": LENGTHS,
+        "ScorerFailing warning": (SECOND, ELEVEN, HALF_HOUR, LONG),
+        "RewardLatencyBurn warning": LENGTHS,
+    },
     "broken tool": {"ToolFailing warning": LENGTHS},
     "slow tool": {"ToolSlow warning": LENGTHS, "ToolsStarveTrainer warning": LENGTHS},
     "machines start slowly": {"SandboxSlow warning": LENGTHS},
@@ -278,6 +286,8 @@ PAGES = {
     "no rollout": "NoReadyRollout",
     "no reward worker": "NoRewardWorkers",
     "open circuit": "JudgeCircuitOpen",
+    "circuit opens again and again": "JudgeCircuitOpen",
+    "failures come and go": "ScoresFailing",
     "mismatch": "LogprobMismatch",
     "dead letter in a gap": "RunWithoutMetrics",
     "full redis": "RedisMemoryHigh",

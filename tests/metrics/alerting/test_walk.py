@@ -132,7 +132,7 @@ class Walk:
         """Return what the first command of the alert's entry prints."""
         assert self.service is not None
         steps = self.simulation.steps()
-        values = {"RUN": f"http://127.0.0.1:{self.service.port}", "n": str(steps[-1].step) if steps else ""}
+        values = {"RUN": self.service.url, "n": str(steps[-1].step) if steps else ""}
         return await asyncio.to_thread(answer, alert, run=self.simulation.name, **values, **how)
 
 

@@ -82,10 +82,10 @@ export class Chart {
     return (this.host.clientWidth - AXIS) / (this.rows.length || 1) >= LEAST_BAR_WITH_GAP ? 1 : 0;
   }
 
-  /** The legend of bars names the parts that some bar has. */
+  /** The legend names the series that some row has; of bars, those that can be seen. */
   #nameParts() {
     const { series, kind } = this.spec;
-    for (const [at, each] of series.entries()) this.legend[at].hidden = kind === "bars" && !this.rows.some((row) => each.value(row) > 0);
+    for (const [at, each] of series.entries()) this.legend[at].hidden = !this.rows.some((row) => each.value(row) > 0 || (kind !== "bars" && each.value(row) !== undefined));
   }
 
   /** A few rows far above the others are cut off, and named, so that they do not flatten the chart. */

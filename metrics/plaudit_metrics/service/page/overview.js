@@ -144,8 +144,9 @@ export class Overview {
 
   /** Shows the looks at the queues, oldest first, and the workers of now. */
   showQueues(looks, workers, { away, isService }) {
-    this.depth.update(looks);
-    this.age.update(looks);
+    const shown = isService ? looks.map(ofScoring) : looks;
+    this.depth.update(shown);
+    this.age.update(shown);
     renew(this.inFlight, away ? unknown("what is in work") : inFlightTable(looks.at(-1)?.streams ?? {}, workers, isService));
     renew(this.workers, away ? unknown("which processes live") : workersTable(workers));
   }
@@ -202,6 +203,11 @@ export function lacking() {
 /** A card with a heading. */
 export function section(title, note, ...content) {
   return element("section", { class: "card" }, element("h3", {}, title), element("p", { class: "note" }, note), content);
+}
+
+/** A look at a service, which has no queues of training. */
+function ofScoring(look) {
+  return { ...look, streams: Object.fromEntries(Object.entries(look.streams).filter(([name]) => !OF_TRAINING.includes(name))) };
 }
 
 function queueSeries(of) {

@@ -95,7 +95,7 @@ function recently({ recent, recent_verdict }) {
   return element(
     "p",
     { class: "recent" },
-    element("span", {}, `The last ${total === 1 ? "step" : `${total} steps`} together: `, element("strong", {}, verdictOf(recent_verdict).words)),
+    element("span", {}, total === 1 ? "The last step: " : `The last ${total} steps together: `, element("strong", {}, verdictOf(recent_verdict).words)),
     counts.map(([name, count]) => element("span", { class: "chip" }, swatch(verdictOf(name).color), `${name} ${count}`)),
   );
 }

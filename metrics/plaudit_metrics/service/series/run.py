@@ -388,11 +388,12 @@ class RunSeries(Collector):
 
     def show_snapshot(self, seen: RunSnapshot) -> None:
         """Show streams, workers and Redis as the snapshot has them."""
-        if 0 < self._trainer_started < seen.trainer_started:
+        is_new = seen.trainer_started not in (0.0, self._trainer_started)  # earlier, where the clock was set back
+        if is_new and self._trainer_started:
             self._samples.forget_recent()
             self._snapshot.forget_recent()
         self._follow_clock(seen)
-        if self._trainer_started < seen.trainer_started:
+        if is_new:
             self._trainer_started = seen.trainer_started
             self._begin(seen.trainer_started)
         if scorers := seen.scorers:
