@@ -131,6 +131,12 @@ def test_the_open_step_says_what_it_waits_for(snapshot: RunSnapshot, waits_for: 
     assert said["text"].startswith(f"step 125, open for 45 s: {text}")
 
 
+@pytest.mark.parametrize(("version", "step"), [("1.124", 125), ("2.120", 121), ("2.125", 125), ("", 125)])
+def test_a_trainer_that_took_over_goes_on_from_its_checkpoint(version: str, step: int) -> None:
+    trainer = msgspec.structs.replace(TRAINER, version=version)
+    assert open_step(seen(trainer), CLOSED, 1010.0)["step"] == step
+
+
 @pytest.mark.parametrize(
     ("staleness", "admitted_s", "waits_for"),
     [(1, 31.0, "scorer"), (1, 60.0, "generation"), (2, 60.0, "scorer"), (2, 76.0, "generation")],

@@ -115,7 +115,7 @@ def open_step(
         max_staleness: of the job; from 1 on, prompts of so many later steps are generated meanwhile.
     """
     trainer = next((worker for worker in seen.worker_records if worker.role == "trainer"), None)
-    number = None if not closed and trainer is None else (closed[-1].step if closed else 0) + 1
+    number = None if not closed and trainer is None else _trained(closed, trainer) + 1
     seconds = None if opened is None else max(seen.time - opened, 0.0) + ages.snapshot_s
     lengths = [record.closed - record.opened for record in closed if record.num_samples]
     usual_s = median(lengths) if lengths else 0.0
@@ -125,6 +125,15 @@ def open_step(
     if seen.is_validating:
         step += "the trainer validates; "
     return {"step": number, "seconds": seconds, "waits_for": waits_for, "text": step + "; ".join(facts)}
+
+
+def _trained(closed: Sequence[StepRecord], trainer: WorkerRecord | None) -> int:
+    """Return the step before the open one. A trainer that took over goes on from its checkpoint, which may be older."""
+    newest = closed[-1].step if closed else 0
+    incarnation, _, number = trainer.version.partition(".") if trainer else ("", "", "")
+    if number.isdecimal() and closed and int(incarnation) > closed[-1].incarnation:
+        return min(newest, int(number))
+    return newest
 
 
 def judges(seen: RunSnapshot) -> list[dict[str, Any]]:
