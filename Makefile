@@ -69,8 +69,8 @@ check: install ## format, lint, types, import order, generated files, links of t
 	$(BIN)/python docs/site/build.py --check
 
 # They wait a third of the time.
-test: PROCESSES = 4
-test: install promtool ## the tests of every part, against real Redis, child processes, Prometheus (7 minutes)
+test: PROCESSES = 5
+test: install promtool ## the tests of every part, against real Redis, child processes, Prometheus (6 minutes)
 	$(TESTS) $(OF_PARTS) -m "not (engines or containers or $(LOCAL))"
 
 MINUTES ?= 10

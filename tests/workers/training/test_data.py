@@ -136,7 +136,7 @@ def test_the_order_of_a_seed_never_changes(tmp_path, tokenizer):
 def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, tokenizer):
     rows = [row(0, "1" * length) for length in (3, 9, 5, 10)]
     data = load(write(tmp_path, rows, ".jsonl"), tokenizer, max_prompt_length=5)
-    assert (len(data), data.num_filtered) == (2, 2)
+    assert (len(data), data.selection.left_out) == (2, 2)
     assert sorted(data.prompt_at(position).row for position in range(2)) == [0, 2]
 
 

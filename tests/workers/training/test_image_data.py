@@ -84,7 +84,7 @@ def test_the_limit_on_prompts_counts_the_tokens_of_images(tmp_path, vision_model
     assert images.num_tokens(load(path, images, vision_model).prompt_at(3).images[0]) == 49
     short = load(path, images, vision_model, max_prompt_length=40)
     assert len(short) == 3
-    assert short.num_filtered == 1
+    assert short.selection.left_out == 1
 
 
 def test_fewer_pixels_make_fewer_tokens(tmp_path, vision_model):

@@ -54,7 +54,7 @@ def test_rows_outside_the_bounds_are_left_out_and_the_order_is_the_same_at_every
     orders = [[data.prompt_at(position).row for position in range(6)] for data in starts]
     assert orders[0] == orders[1]
     assert sorted(orders[0][:3]) == sorted(orders[0][3:]) == [1, 2, 3]
-    assert starts[0].num_filtered == 3
+    assert starts[0].selection.left_out == 3
 
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("search", "add", "run")]

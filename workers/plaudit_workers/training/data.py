@@ -46,7 +46,7 @@ class PromptData:
         self._rows = rows
         self._order = order
         self.facts = facts
-        self._selection = selection
+        self.selection = selection
 
     @classmethod
     def for_training(cls, data: DataSpec, renderer: PromptRenderer, seed: int, folder: Path | None = None) -> Self:
@@ -99,8 +99,8 @@ class PromptData:
 
     def notice(self, job: RLJob) -> str:
         """Return how many of the training rows a run uses, and how often, for people."""
-        used = f"spec.data.train: {self._selection.in_words()}"
-        return used if job.spec.data.train.mixture else f"{used}. {self._selection.visits(job.spec.algorithm)}"
+        used = f"spec.data.train: {self.selection.in_words()}"
+        return used if job.spec.data.train.mixture else f"{used}. {self.selection.visits(job.spec.algorithm)}"
 
     def prompt_at(self, position: int) -> PromptRow:
         """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""
