@@ -17,10 +17,12 @@ from builders import make_body, make_generation, make_prompt, make_sample
 from harbor_tasks import write_sum_task
 from namespaces import HAS_NAMESPACES
 from plaudit_job.tasks import read_task
+from plaudit_metrics.sources.audits import append_audit, audits_file
 from plaudit_metrics.sources.sample_schema import COLUMNS
+from plaudit_metrics.statistics.audits import AuditedGroup, AuditedSample
 from plaudit_reward.machines import KEPT, KeptMachines
 from plaudit_reward.providers import MachineChoice, ProcessProvider
-from plaudit_wire.records import AgentReward, CallRecord, GroupRecord, ScoringRecord, Stamps, TurnRecord
+from plaudit_wire.records import AgentReward, CallRecord, GroupRecord, ScorerRecord, ScoringRecord, Stamps, TurnRecord
 from plaudit_workers.cli import EXIT_REFUSED, main
 from plaudit_workers.commands.rescore import ScoreChange, ScoreComparison, rank_correlation
 from plaudit_workers.stored_samples import store_groups
@@ -100,12 +102,42 @@ def test_other_scorers_are_compared_with_the_stored_scores(
         "agreement": pytest.approx(1 / 3),
         "rank_correlation": pytest.approx(0.5),
         "failures": [],
+        "auditors": {},
     }
     assert [(c["group"], c["before"], c["after"]) for c in changes] == [("t-1-2.0", 9.0, 4.0), ("t-0-2.0", 1.0, 3.0)]
     rows = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
     assert [(row["score_before"], row["score"]) for row in rows] == [(2.0, 2.0), (1.0, 3.0), (9.0, 4.0), (None, 1.0)]
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["scorer/length/value"] for line in lines] == [row["scorer/length/value"] for row in rows]
+
+
+def test_a_mended_reward_is_compared_with_what_the_runs_auditors_said(
+    job: Any, stored: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = "step-000001-i1.parquet"
+    scored = {"g": [3.0, 2.0, 1.0], "h": [1.0, 2.0, 3.0]}
+    rows = [
+        (group, index, "x" * (index + 1), score)
+        for group, scores in scored.items()
+        for index, score in enumerate(scores)
+    ]
+    samples = stored(file, *rows, ("not audited", 0, "x", 1.0))
+    for group, scores in scored.items():  # the auditor wants long responses
+        audits = [
+            AuditedSample(index, score, {"judge": ScorerRecord("scored", float(index))})
+            for index, score in enumerate(scores)
+        ]
+        append_audit(audits_file(tmp_path, tmp_path / "samples" / file), AuditedGroup(group, 1, "made-up", audits))
+    command = ["rescore", samples, "--job", job(LENGTH)]
+    assert main([*command, "--json"]) == 0
+    before, after = json.loads(capsys.readouterr().out)["auditors"]["judge"]
+    assert (before["groups"], before["agreement"]["value"], after["agreement"]["value"]) == (2, 0.0, 1.0)
+    assert before["gap"]["value"] < after["gap"]["value"]
+    assert main(command) == 0
+    assert (
+        "auditor judge, 2 groups: rank correlation 0.00 (-1.00 to 1.00) → 1.00 (1.00 to 1.00)"
+        in capsys.readouterr().out
+    )
 
 
 def test_reasons_of_samples_without_a_score_are_counted(

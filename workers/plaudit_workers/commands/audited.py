@@ -47,7 +47,7 @@ def auditor_rows(reports: Sequence[AuditorReport]) -> Iterator[tuple[str, str, s
             (f"gap of {each.name}: reinforced less the others", "gap"),
             (f"agreement of reward and {each.name}", "agreement"),
         ):
-            yield label, _or_dash(getattr(each.early, figure)), _or_dash(getattr(each.late, figure))
+            yield label, interval_or_dash(getattr(each.early, figure)), interval_or_dash(getattr(each.late, figure))
         for source, value in each.by_source.items():
             if len(each.by_source) > 1:
                 yield f"agreement with {each.name}, {source}", "", f"{value:.2f}"
@@ -60,7 +60,8 @@ def interval(estimate: Estimate) -> str:
     return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
 
 
-def _or_dash(estimate: Estimate | None) -> str:
+def interval_or_dash(estimate: Estimate | None) -> str:
+    """Return an estimate with its interval, or a dash where it is not defined."""
     return "-" if estimate is None else interval(estimate)
 
 

@@ -25,10 +25,13 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from plaudit_job.load import load_job
+from plaudit_metrics.sources.audits import run_audits
 from plaudit_metrics.sources.sample_schema import COLUMNS, FOLDER, REAL, SCORER_COLUMNS, TEXT, scorer_column
+from plaudit_metrics.statistics.audits import AuditedGroup, AuditFigures, audit_figures
 from plaudit_metrics.statistics.columns import Failure, FailureCounts
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import ScoringRecord
+from plaudit_workers.commands.audited import interval_or_dash
 from plaudit_workers.commands.rescore_rows import (
     Progress,
     StoredSample,
@@ -55,12 +58,13 @@ def rescore(arguments: argparse.Namespace) -> int:
         raise RefusedError(f"--output {arguments.output}: end its name in .parquet or .jsonl")
     opening: AbstractAsyncContextManager[StoredScorers]
     samples = samples_path(arguments.samples, arguments.runs_folder)
+    run_folder = (samples.parent if samples.is_file() else samples).parent
     if arguments.url:
         opening = scorers_of_service(arguments.url, os.environ.get("PLAUDIT_TOKEN", ""))
     else:
-        opening = scorers_of_job(load_job(arguments.job), (samples.parent if samples.is_file() else samples).parent)
+        opening = scorers_of_job(load_job(arguments.job), run_folder)
     files = sample_files(samples)
-    comparison, failures = ScoreComparison(arguments.changes), FailureCounts()
+    comparison, failures, audits = ScoreComparison(arguments.changes), FailureCounts(), AuditComparison(run_folder)
     show_logs()
 
     async def score() -> None:
@@ -73,6 +77,7 @@ def rescore(arguments: argparse.Namespace) -> int:
                 def compare(stored: StoredSample, scoring: ScoringRecord) -> None:
                     _compare(comparison, stored, scoring)
                     failures.add(scoring)
+                    audits.add(stored, scoring)
                     write(stored, scoring)
 
                 await _rescore(scorers, files, progress, compare)
@@ -81,7 +86,8 @@ def rescore(arguments: argparse.Namespace) -> int:
         if run := _run_folder(arguments.output):
             stack.enter_context(RunLock(run, "being rescored into its folder"))
         asyncio.run(score())
-    summary = msgspec.structs.replace(comparison.summary(), failures=failures.failures())
+    reasons, auditors = failures.failures(), audits.auditors()
+    summary = msgspec.structs.replace(comparison.summary(), failures=reasons, auditors=auditors)
     print(msgspec.json.encode(summary).decode() if arguments.json else readable(summary))
     return EXIT_DONE
 
@@ -153,6 +159,11 @@ def readable(summary: Summary) -> str:
             "rank correlation  "
             + ("undefined: one side has a single value" if correlation is None else f"{correlation:.3f}"),
         ]
+    for name, (before, after) in summary.auditors.items():
+        lines.append(
+            f"auditor {name}, {before.groups:,} groups: rank correlation {interval_or_dash(before.agreement)} → "
+            f"{interval_or_dash(after.agreement)}, gap {interval_or_dash(before.gap)} → {interval_or_dash(after.gap)}"
+        )
     if summary.changed_most:
         lines.append("changed most")
     for change in summary.changed_most:
@@ -202,6 +213,38 @@ class Summary(msgspec.Struct, frozen=True):
     """By how much, the most first."""
     failures: list[Failure] = []
     """Why samples have no score now, by scorer and kind, the most frequent first."""
+    auditors: dict[str, tuple[AuditFigures, AuditFigures]] = {}
+    """Figures of the run's auditors over the groups that they have audited: by the score before, and by that of now."""
+
+
+class AuditComparison:
+    """Compare both scores of the audited samples with what the run's auditors said of them.
+
+    Args:
+        run_folder: of the samples; without audits there is nothing to compare.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self._audited = {(group.step, group.group): group for group in run_audits(run_folder)}
+        self._scores: dict[tuple[int, str], dict[int, float | None]] = {}
+
+    def add(self, stored: StoredSample, scoring: ScoringRecord) -> None:
+        """Add one sample's new score."""
+        place = stored.step, stored.sample.group
+        if place in self._audited:
+            self._scores.setdefault(place, {})[stored.sample.index] = scoring.value
+
+    def auditors(self) -> dict[str, tuple[AuditFigures, AuditFigures]]:
+        """Return each auditor's figures by the scores before, and by those of now."""
+        before = [self._audited[place] for place in self._scores]
+        after = [_scored_as(group, scores) for group, scores in zip(before, self._scores.values(), strict=True)]
+        names = sorted({name for group in before for name in group.auditors})
+        return {name: (audit_figures(before, name), audit_figures(after, name)) for name in names}
+
+
+def _scored_as(group: AuditedGroup, scores: dict[int, float | None]) -> AuditedGroup:
+    samples = [msgspec.structs.replace(sample, score=scores.get(sample.index)) for sample in group.samples]
+    return msgspec.structs.replace(group, samples=samples)
 
 
 class ScoreComparison:
