@@ -53,6 +53,8 @@ GROUPS = {"groups": StreamDepth(undelivered=3, oldest_undelivered_s=9.0)}
 QUICK = WorkerRecord("r", "reward", scorers={"quick": ScorerWork(2, 0.02), "judge": ScorerWork(62, 0.0, waiting=62)})
 BROKEN = msgspec.structs.replace(QUICK, circuits_open=["judge"])
 LOADING = [WorkerRecord(f"rollout-{n}", "rollout", 64, 64, loading="1.4" if n == 0 else "") for n in range(8)]
+IDLE_LOADS = WorkerRecord("rollout-1", "rollout", 64, 0, loading="1.4")
+ADMITTED = {"prompts": StreamDepth(undelivered=8, oldest_undelivered_s=3.0)}
 FAR = WorkerRecord("reward-0", "reward", 64, 64, reply_s=0.95)
 
 
@@ -123,6 +125,8 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
         (seen(TRAINER, QUICK, streams=SCORING), "limiter", "62 of 62 calls of judge wait for a limit"),
         (seen(TRAINER, BROKEN, streams=SCORING), "endpoint", "62 calls of judge wait until its endpoint, which failed"),
         (seen(TRAINER, *LOADING, streams=PROMPTS), "generation", "8 prompts are with rollouts"),
+        (seen(TRAINER, IDLE_LOADS, rollout(in_agents=40), streams=PROMPTS), "tools", "40 samples of 64 wait for tools"),
+        (seen(TRAINER, IDLE_LOADS, streams=ADMITTED), "weights", "1 rollout of 1 loads new weights"),
     ],
 )
 def test_the_open_step_says_what_it_waits_for(snapshot: RunSnapshot, waits_for: str, text: str) -> None:

@@ -319,7 +319,9 @@ def _of_rollouts(seen: RunSnapshot) -> Facts:
     if not (prompts.in_flight or prompts.undelivered):
         return []
     facts = []
-    loading, working = (sum(bool(getattr(each, name)) for each in seen.rollouts) for name in ("loading", "busy"))
+    working = sum(each.busy > 0 for each in seen.rollouts)
+    # One that loads while it has nothing, and nothing is left for it, holds nobody.
+    loading = sum(bool(each.loading) and (each.busy > 0 or prompts.undelivered > 0) for each in seen.rollouts)
     if loading and 2 * loading >= working:
         slow = f"{_counted(loading, 'rollout')} of {len(seen.rollouts)} {_plural(loading, 'load')} new weights"
         facts.append(("weights", slow))
