@@ -35,6 +35,7 @@ class BadNetwork:
 
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._server.close()
+        self._refuses = True  # also a connection that was accepted and whose task has yet to begin
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
