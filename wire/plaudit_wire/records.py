@@ -361,7 +361,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     problem: str = ""
     """The reason that this process makes no progress, as a sentence for people; empty while it works."""
     notices: list[str] = []
-    """From the trainer: what people should know although it works, a sentence each."""
+    """From the trainer: messages for people that do not stop it."""
     doing: str = ""
     """What the trainer does for the open step, as a phrase (``updates the policy``); empty while it waits for groups,
     and for other roles."""

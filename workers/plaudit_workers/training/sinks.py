@@ -122,7 +122,7 @@ class _OwnThread:
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue(_MOST_WAITING)
         self._lost = 0
         self.notice = ""
-        """What people should know of the sink; empty while it has lost nothing."""
+        """A message for people; empty while no step is lost."""
         # A daemon: a sink that never returns must not hold up the end of the process.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -532,7 +532,7 @@ class RunContext:
     data_facts: DataFacts | None = None
     """What the training data is; None where it is no file."""
     data_notice: str = ""
-    """How much of the training data is used, for people."""
+    """A message for people: how many rows of the training data are used."""
     worker: str = "trainer"
     """Name in heartbeats."""
 
