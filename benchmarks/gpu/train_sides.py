@@ -36,7 +36,8 @@ def plaudit(case: Case, *, compiled: bool = False, offload: bool = False) -> tup
         compile_layers(model)
     checkpoint_layers(model, "layers", case.device, offload=offload)
     _choose_attention(model, case)
-    head = TokenHead(model, chunked=True)
+    with case.autocast():
+        head = TokenHead(model, chunked=True, device=case.device)
     rows = case.ids(model)
     positions = torch.arange(case.length, device=case.device).repeat(case.sequences)[None]
     places = torch.arange(rows.numel(), device=case.device).view_as(rows)

@@ -1,4 +1,4 @@
-"""Compiled layers: the results of eager ones, and no compilation for rows of further lengths. Real inductor and g++."""
+"""Compiled code: the results of eager code, and no compilation for rows of further lengths. Real inductor and g++."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from plaudit_reward.attention import PACKED_ATTENTION, PackedLayout
 from plaudit_wire.errors import RefusedError
-from plaudit_workers.training.model.head import forward_logits
+from plaudit_workers.training.model import head
+from plaudit_workers.training.model.head import forward_logits, reduced
 from plaudit_workers.training.model.memory import checkpoint_layers, compile_layers, refuse_without_compiler
 
 pytestmark = pytest.mark.engines
@@ -50,6 +51,37 @@ def test_rows_of_any_lengths_use_the_same_compiled_layers(model_folder, monkeypa
         with torch.no_grad():
             torch.testing.assert_close(logits_of(compiled, lengths), logits_of(eager, lengths), rtol=1e-4, atol=1e-4)
     assert 0 < counters["stats"]["unique_graphs"] <= GRAPHS
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_a_reduction_of_logits_is_compiled_where_it_gives_the_eager_values(monkeypatch):
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    compiled = head._compiled_reduction(torch.device("cpu"), 96, 40)
+    assert compiled is not None
+    for num_tokens, use in ((96, "figure"), (17, "figure"), (17, "loss"), (1, "none")):
+        values = []
+        for function in (compiled, reduced):
+            logits = torch.randn(num_tokens, 40, generator=torch.Generator().manual_seed(1)).requires_grad_()
+            found = function(logits, torch.arange(num_tokens) % 40, 0.7, entropy=use)
+            values.append((found.detach(), torch.autograd.grad(found.sum(), logits)[0]))
+        torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "reason"),
+    [
+        (lambda *arguments, **further: reduced(*arguments, **further) * 1.01, "its results differ by 0."),
+        (lambda *arguments, **further: reduced(*arguments, **further) * float("nan"), "its results differ by nan"),
+        (None, "TypeError: "),
+    ],
+)
+def test_a_reduction_that_cannot_be_compiled_or_differs_stays_eager(monkeypatch, caplog, compiled, reason):
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)
+    caplog.set_level("INFO")
+    assert head._compiled_reduction(torch.device("cpu"), 96, 40) is None
+    log = " ".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records)
+    assert "the reduction of logits is not compiled" in log
+    assert reason in log
 
 
 def test_a_machine_without_a_compiler_is_refused(tmp_path):

@@ -21,13 +21,17 @@ from plaudit_wire.records import ScorerRecord, ScoringRecord, Stamps
 from plaudit_workers.stream.groups import Group, GroupSample
 from plaudit_workers.training.checkpoint import load_checkpoint
 from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.head import reduced
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model
 from plaudit_workers.training.publish import offer_weights, write_weights
 from plaudit_workers.weights.files import host_copy
 from plaudit_workers.weights.receive import Reception
 from whole_state import full_state, save_checkpoint
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore"),  # of torch's compiler about torch itself
+]
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, 0.5], [0.2, 0.4, 0.6, 0.8]]
 CUDA = torch.device("cuda")
@@ -139,7 +143,23 @@ def test_what_layers_keep_changes_memory_and_not_the_gradient(wide_job, long_bat
     assert peaks["layers"] > peaks["host"], peaks
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch's compiler about torch itself
+@pytest.mark.parametrize("entropy", [0.0, 0.1])
+def test_a_compiled_reduction_of_logits_gives_what_the_eager_one_does(
+    wide_job, batch, long_batch, monkeypatch, entropy
+):
+    job = wide_job(loss={"entropyCoefficient": entropy})
+    compiled = build_model(job)
+    assert compiled._head._reduced is not reduced
+    monkeypatch.setattr("plaudit_workers.training.model.head._compiled_reduction", lambda *_: None)
+    eager = build_model(job)
+    assert eager._head._reduced is reduced
+    for each in (batch, long_batch):
+        np.testing.assert_allclose(logprobs(compiled, each), logprobs(eager, each), atol=1e-3)
+        found, expected = compiled.update(each), eager.update(each)
+        for name in ("actor/grad_norm", "actor/entropy", "actor/pg_loss"):
+            assert found[name] == pytest.approx(expected[name], rel=0.01, abs=1e-4), name
+
+
 def test_compiled_layers_compute_what_eager_ones_do(wide_job, batch, long_batch):
     eager, compiled = build_model(wide_job()), build_model(wide_job({"compile": True}))
     for each in (batch, long_batch, batch):
