@@ -229,6 +229,7 @@ def test_what_a_scorer_answers_is_a_score_or_its_samples_failure(
     doors.runner.run(asyncio.wait_for(scored(), 2 * WITHIN_S))
 
 
+@pytest.mark.long
 @quietly
 @given(st.sampled_from(sorted(SERVERS)), STATUSES, ANSWERS, st.sampled_from(["application/json", "text/event-stream"]))
 def test_what_an_environments_server_answers_costs_its_own_sample(

@@ -111,6 +111,7 @@ def test_a_hack_of_one_data_source_is_found_and_forgotten_when_the_source_no_lon
     assert f"{key}/code" not in figures[1]
 
 
+@pytest.mark.long
 def test_a_trend_of_one_of_many_data_sources_can_still_be_found():
     groups = audited_groups(STORIES["length hack"], 160, groups=30, seed=3)
     many = [msgspec.structs.replace(group, data_source=f"source-{place % 30}") for place, group in enumerate(groups)]

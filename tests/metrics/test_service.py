@@ -366,6 +366,7 @@ async def test_a_port_that_is_taken_is_refused_with_one_message(
             await asyncio.wait_for(serve_metrics(None, asyncio.Event()), 10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
 async def test_as_a_process_it_ends_with_its_signal_and_leaves_nothing_unread(
     settings: ServiceSettings, redis: Redis, records_of_step: Build, tmp_path: Path, number: signal.Signals, code: int

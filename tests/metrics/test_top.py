@@ -131,6 +131,7 @@ def test_a_run_that_cannot_be_shown_is_reported(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", [b"q", b"jkq", b"\x03"], ids=["q", "other keys and q", "Ctrl-C"])
 def test_on_a_terminal_it_continues_until_it_is_ended(observed_run: Any, key: bytes) -> None:
     ours, theirs = pty.openpty()

@@ -56,6 +56,7 @@ def expected(kind: str, number: int) -> Any:
     return "raised" if kind == "raise" else float(number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("function", "kinds"),

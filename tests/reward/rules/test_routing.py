@@ -102,6 +102,7 @@ async def test_a_rule_that_never_ends_costs_its_sample_only(open_rule: OpenRule,
     assert (stuck.outcome, fine.value) == ("timeout", 1.0)
 
 
+@pytest.mark.long
 async def test_an_answer_that_cannot_be_computed_is_wrong_by_cpu_seconds_and_not_masked(
     open_rule: OpenRule, make_sample: MakeSample
 ) -> None:

@@ -55,6 +55,7 @@ async def test_killed_it_goes_on_and_no_sample_is_scored_or_written_twice(start_
         await transport.close()
 
 
+@pytest.mark.long
 async def test_it_waits_for_a_run_that_is_still_starting(start_service: Any, tmp_path: Path) -> None:
     samples, output = write_samples(tmp_path / "samples.jsonl", 3), tmp_path / "scores.jsonl"
     async with start_service(SLOW) as service:
@@ -140,6 +141,7 @@ def test_unusable_arguments_are_refused_with_their_reason(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.long
 async def test_lines_with_verl_s_responses_are_scored_one_by_one(start_service: Any, tmp_path: Path) -> None:
     samples, output = tmp_path / "samples.jsonl", tmp_path / "scores.jsonl"
     row = {"reward_model": {"ground_truth": "4"}, "responses": ["4", "5"]}

@@ -41,6 +41,7 @@ def simulated(room: FairRoom, servers: int, call_s: float, until_s: float) -> tu
     return ended, busy / (servers * (now - START))
 
 
+@pytest.mark.long
 @given(st.integers(1, 64), st.floats(0.01, 20), st.integers(0, 3))
 def test_the_wait_falls_to_seconds_and_workers_stay_busy(servers, call_s, spare):
     """However few processes stand behind the slots for which the room was made."""

@@ -86,6 +86,7 @@ def test_a_template_that_cannot_work_is_found(report: Callable[..., DataReport],
     assert words in problem.message
 
 
+@pytest.mark.long
 def test_a_template_without_a_place_for_tools_is_found(report: Callable[..., DataReport], tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOL)
     agent = {"kind": "tools", "toolParser": "hermes", "tools": [{"path": "tools.py", "function": "add"}]}

@@ -240,6 +240,7 @@ async def test_samples_of_an_agent_share_no_state(tmp_path, open_class) -> None:
         assert [(await agent.run(prompt_of(1), never)).response_ids for _ in range(3)] == [[1]] * 3
 
 
+@pytest.mark.long
 async def test_a_blocking_agent_does_not_delay_the_rollouts_event_loop(tmp_path, open_class) -> None:
     path = tmp_path / "blocking.py"
     path.write_text(FAILING)

@@ -281,6 +281,7 @@ async def test_a_program_with_tools_is_captured_token_by_token(hold, chat_format
     assert len(body.generation.turns) == 3
 
 
+@pytest.mark.long
 async def test_a_command_reads_its_prompt_and_prints_its_reward(hold, program_file) -> None:
     async with started(Program(command=[sys.executable], path=program_file)) as processes:
         body = await hold("", CALL, "It is b.", processes=processes)
@@ -461,6 +462,7 @@ async def test_a_request_that_breaks_the_template_costs_the_request_only(server,
     assert answers[0].status_code == last.status_code == 200
 
 
+@pytest.mark.long
 async def test_a_large_request_does_not_hold_up_the_others(server, chat_formats) -> None:
     ticks = 0
 

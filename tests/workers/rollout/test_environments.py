@@ -494,6 +494,7 @@ class Late:
 """
 
 
+@pytest.mark.long
 async def test_libraries_that_an_environment_imports_late_draw_what_a_resume_repeats(tmp_path, tokenizer, play) -> None:
     file = tmp_path / "late.py"
     file.write_text(LATE)

@@ -325,6 +325,7 @@ async def test_the_sample_beside_them_keeps_its_process_and_its_state(ends) -> N
     assert [(end.outcome, end.text) for end in counted] == [("ok", str(n + 1)) for n in range(len(counted))]
 
 
+@pytest.mark.long
 async def test_a_daemon_ends_with_its_sample(processes) -> None:
     tools = {tool.name: tool for tool in await processes.open()}
     async with ToolProcess(processes, tools, {}) as process:

@@ -141,6 +141,7 @@ def with_tools(server: Server) -> Callable:
     return lambda use, timeout_s=30.0: asyncio.run(run(use, timeout_s))
 
 
+@pytest.mark.long
 def test_results_of_all_kinds_and_errors_become_text(with_tools: Callable) -> None:
     async def use(call: Callable) -> None:
         shown = await call("show")

@@ -101,6 +101,7 @@ def call(name: str, arguments: str = "{}") -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
+@pytest.mark.long
 async def test_a_class_runs_commands_and_copies_files_in_its_samples_machine(tmp_path: Path) -> None:
     row = read_task(write_sum_task(tmp_path / "sum", **{"environment/score": "0.5"})).row()
     calls = [call("write", '{"content": "é"}'), call("stop"), call("miss"), call("wait")]
@@ -127,6 +128,7 @@ async def test_a_class_of_turns_has_it_too(tmp_path: Path) -> None:
     assert body.sample.turn_rewards == [1.0, 0.0, 1.0]
 
 
+@pytest.mark.long
 async def test_a_machine_that_broke_ends_the_sample_without_a_score(tmp_path: Path) -> None:
     (tmp_path / "sandboxes").mkdir()
     (tmp_path / "sandboxes" / "t-0-1.0").write_text("in the place of the group's folder")

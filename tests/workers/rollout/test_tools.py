@@ -429,6 +429,7 @@ async def test_an_mcp_server_that_does_not_start_is_refused(open_agent) -> None:
             pass
 
 
+@pytest.mark.long
 async def test_tools_that_cannot_be_described_are_refused(open_agent, tool_file) -> None:
     for name, message in (("undescribed", "type hint"), ("absent", "it defines crashes, floods")):
         with pytest.raises(RefusedError, match=message):

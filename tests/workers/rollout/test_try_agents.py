@@ -151,6 +151,7 @@ def answered(request: Request, number: int) -> Reply:
     return Reply(body=body)
 
 
+@pytest.mark.long
 def test_turns_of_a_file_are_played_with_the_jobs_tools_and_scored_and_saved(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +198,7 @@ def test_without_a_policy_the_rows_own_answers_are_played(folder: Path, capsys: 
     assert "2 of 2 samples have a score, on average 1\n" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("agent", "scorer", "called"),
     [

@@ -253,6 +253,7 @@ def test_parquet_without_responses_names_its_columns(
     assert "has no column response or responses (it has prompt)" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_output_and_reasons_of_a_reward_function_are_shown(score: Score, tmp_path: Path) -> None:
     rewards = tmp_path / "rewards.py"
     rewards.write_text(

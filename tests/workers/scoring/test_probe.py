@@ -290,6 +290,7 @@ def test_a_function_of_programs_is_probed_by_programs(folder: Path, capsys: pyte
     assert [found[name]["share"] for name in ("early exit", "claims success", "empty")] == [1.0, 1.0, 0.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rule", ["gsm8k", "gsm8k_flexible", "math_dapo", "math_reward", "math_verify", "prime_math", "geo3k"]
 )

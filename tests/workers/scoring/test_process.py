@@ -84,6 +84,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("source", "environment", "words"), REFUSED)
 async def test_a_problem_is_printed_once_and_the_exit_code_is_2(
     start_process: Make, source: str, environment: dict[str, str], words: str
@@ -96,6 +97,7 @@ async def test_a_problem_is_printed_once_and_the_exit_code_is_2(
     assert words in wrong["error"]
 
 
+@pytest.mark.long
 async def test_a_start_while_redis_is_away_waits_and_can_be_stopped(start_process: Make) -> None:
     port = free_port()
     process = await start_process(
@@ -114,6 +116,7 @@ async def test_a_start_while_redis_is_away_waits_and_can_be_stopped(start_proces
     assert process.returncode == 0
 
 
+@pytest.mark.long
 async def test_sigterm_ends_it_gracefully_and_it_answers_probes(start_process: Make) -> None:
     port = free_port()
     process = await start_process("def compute_score(sample): return 1", PLAUDIT_HEALTH_PORT=str(port))

@@ -156,6 +156,7 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job.yaml"
 
 
+@pytest.mark.long
 async def test_a_scoring_service_with_its_client_auditor_and_metrics(
     guarded: dict[str, RedisAddress], job: Path, tmp_path: Path
 ) -> None:

@@ -196,6 +196,7 @@ async def test_a_name_that_is_not_checked_is_let_through(start_redis: StartRedis
     await (await Transport.open(address, RUN)).close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [

@@ -121,6 +121,7 @@ def test_a_folder_that_is_not_one_kind_of_rows_is_refused(tmp_path, write, words
         list(checked_rows(tmp_path))
 
 
+@pytest.mark.long
 def test_a_small_file_that_unpacks_to_one_huge_line_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl.gz"
     with gzip.open(path, "wb", 1) as packed:

@@ -80,6 +80,7 @@ def mlflow_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.long
 def test_mlflow_gets_every_figure_once_with_the_step_as_its_axis(mlflow_folder):
     from mlflow import MlflowClient
 

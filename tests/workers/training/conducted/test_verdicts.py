@@ -107,6 +107,7 @@ class Pausing(ScriptedBackend):
         return super().publish(version)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("during", ["waits", "publication"])
 async def test_a_pause_of_redis_is_named_in_the_steps_record_and_no_interval_is_negative(
     simulation: Any, redis_server: RedisServer, make_plan: Callable[..., RunPlan], during: str

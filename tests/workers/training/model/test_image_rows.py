@@ -49,6 +49,7 @@ def begin(vision_model, tmp_path):
     return build
 
 
+@pytest.mark.long
 def test_a_packed_row_gives_what_its_sequences_give_alone(begin):
     _, images, rows, packed = begin()
     *_, single = begin(microBatchTokens=1)
