@@ -366,10 +366,13 @@ def section_data(section: Section) -> dict[str, Any]:
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         written = _plain(value)
-        default = field.default_factory() if field.default_factory else field.default  # type: ignore[call-arg]
-        empty_by_default = written in ("", [], {}) and value == default
-        if value is not None and not empty_by_default:
-            data[field.alias or name] = written
+        if value is None:
+            continue
+        if written in ("", [], {}):
+            default = field.default_factory() if field.default_factory else field.default  # type: ignore[call-arg]
+            if value == default:
+                continue
+        data[field.alias or name] = written
     return data
 
 

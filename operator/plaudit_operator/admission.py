@@ -215,6 +215,13 @@ def parsed(job_object: Object, spec: Object) -> tuple[RLJob, list[Problem]]:
     """Return the job with another ``spec``, and its problems; with problems the job is not validated."""
     metadata = {key: job_object["metadata"][key] for key in ("name", "namespace")}
     written = {**{key: job_object[key] for key in ("apiVersion", "kind")}, "metadata": metadata, "spec": spec}
+    return _validated(msgspec.json.encode(written))
+
+
+# A new job is looked at before and after its ConfigMap exists, among as many others as are created with it.
+@functools.lru_cache(maxsize=1024)
+def _validated(document: bytes) -> tuple[RLJob, list[Problem]]:
+    written = msgspec.json.decode(document)
     try:
         return parse_job(written), []
     except JobError as error:
