@@ -300,13 +300,15 @@ def read_task(folder: Path) -> Task:
     for part in (INSTRUCTION_FILE, TASK_FILE, "tests", TESTS_FILE, "environment", "solution"):
         if not Path(os.path.realpath(folder / part)).is_relative_to(os.path.realpath(folder)):
             raise TaskError(f"task {name}: {part} is a link out of the task's folder. Copy what it points to")
+    reading = INSTRUCTION_FILE
     try:
-        instruction = (folder / INSTRUCTION_FILE).read_text(encoding="utf-8-sig").strip()
-        raw = plain(tomllib.loads((folder / TASK_FILE).read_text(encoding="utf-8-sig")), TASK_FILE)
+        instruction = (folder / reading).read_text(encoding="utf-8-sig").strip()
+        reading = TASK_FILE
+        raw = plain(tomllib.loads((folder / reading).read_text(encoding="utf-8-sig")), reading)
     except RecursionError as error:
         raise TaskError(f"task {name}: {TASK_FILE} is nested too deeply: make it flatter") from error
     except (OSError, ValueError) as error:  # also integers of more than 4300 digits
-        raise TaskError(f"task {name}: {TASK_FILE} or {INSTRUCTION_FILE} cannot be read: {error}") from error
+        raise TaskError(f"task {name}: {reading} cannot be read: {error}") from error
     if not instruction:
         raise TaskError(f"task {name}: {INSTRUCTION_FILE} is empty. Write what the agent has to do")
     config = _config(name, raw)

@@ -30,7 +30,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, Literal, cast
@@ -43,7 +43,8 @@ from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureErr
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
-Ending = Literal["exited", "timeout", "memory", "disk"]
+Ending = Literal["exited", "timeout", "blocked", "memory", "disk"]
+"""``blocked``: tests that did not end in time, in a machine that holds a file at which a reader may wait for ever."""
 """``exited``: by itself. All others: it was stopped at a limit, by its own doing."""
 Serve = Callable[[socket.socket], contextlib.AbstractAsyncContextManager[None]]
 """Answers those who connect to a listening socket, which it closes, while it is entered."""
@@ -311,6 +312,7 @@ class MachineCopy:
         target = folder / "machine"
         self._tests, self._logs = tests.resolve(), folder / "logs"
         self._is_full = ""
+        self._left = machine.folder / "files" if separate is None else None
         if separate is None:
             (target / "files").mkdir(parents=True)
             copy(machine.folder / "files", target / "files")
@@ -342,7 +344,7 @@ class MachineCopy:
         """Run the tests, which find ``/tests`` read only."""
         if self._is_full:
             return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
-        return await self._machine.run(
+        end = await self._machine.run(
             command,
             timeout_s=timeout_s,
             environment=environment,
@@ -350,6 +352,9 @@ class MachineCopy:
             mounts={"/tests": self._tests},
             writable={"/logs": self._logs},
         )
+        if end.ending == "timeout" and self._left is not None and await asyncio.to_thread(_may_block, self._left):
+            return replace(end, ending="blocked")
+        return end
 
     def reward_file(self, name: str) -> str | None:
         """Return the text of a regular file of ``/logs/verifier`` that is no link; None if there is none.
@@ -538,6 +543,24 @@ def space_of(folder: Path, most: int) -> int:
                 if stat.S_ISDIR(found.st_mode):
                     folders.append(Path(entry.path))
     return total
+
+
+def _may_block(files: Path) -> bool:
+    """Tell whether an agent left a named pipe, or a link by which a device or a process's file can be reached.
+
+    A reader of these waits for ever, or reads for ever. Links to ``/dev/null`` count as none.
+    """
+    for above, folders, names in os.walk(files):
+        inside = Path("/", Path(above).relative_to(files))
+        for name in (*folders, *names):
+            with contextlib.suppress(OSError):
+                path = os.path.join(above, name)
+                if stat.S_ISFIFO(mode := os.lstat(path).st_mode):
+                    return True
+                target = os.path.normpath(inside / os.readlink(path)) if stat.S_ISLNK(mode) else ""
+                if (target != "/dev/null" and target.startswith(("/dev", "/proc", "/sys"))) or target in ("/", "//"):
+                    return True
+    return False
 
 
 def _own_all(top: Path) -> None:

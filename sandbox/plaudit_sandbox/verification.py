@@ -174,6 +174,12 @@ def _stopped(executed: CommandEnd) -> Verdict:
 
 
 def _verdict(executed: CommandEnd, machine: VerifierMachine, timeout_s: float) -> Verdict:
+    if executed.ending == "blocked":
+        reason = (
+            f"the tests did not end within {timeout_s:g} s, and the agent left a named pipe, or a link to /dev, /proc "
+            "or /sys, at which they may wait for ever"
+        )
+        return Verdict("scored", 0.0, reason, executed)
     if executed.ending == "timeout":
         return Verdict("timeout", None, f"the tests did not end within {timeout_s:g} s", executed)
     if executed.ending != "exited":

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from judge_process import JudgeProcess
 from plaudit_metrics.monitoring.rules import THRESHOLDS
-from plaudit_workers.launch.redis import free_port
 
 pytestmark = pytest.mark.timeout(900)
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -75,15 +75,13 @@ def test_a_reward_service_is_probed_with_lines_of_its_callers() -> None:
 
 
 def test_the_probe_finds_no_hole_in_the_example_of_a_judge(example: Callable[[str], Path]) -> None:
-    folder, port = example("04-judge"), free_port()
+    folder = example("04-judge")
+    judge = JudgeProcess(folder / "judge_server.py", "--latency", "0.01")
     job = folder / "probed.yaml"
-    job.write_text((folder / "job.yaml").read_text().replace(":8377/", f":{port}/"))
-    command = [sys.executable, str(folder / "judge_server.py"), "--port", str(port), "--latency", "0.01"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as judge:
-        assert judge.stdout is not None
-        assert "judging at" in judge.stdout.readline()
-        probed = plaudit("probe", str(job), "--rows", "2")
-        judge.kill()
+    job.write_text((folder / "job.yaml").read_text().replace(":8377/", f":{judge.port}/"))
+    judge.start()
+    probed = plaudit("probe", str(job), "--rows", "2")
+    judge.kill()
     assert probed.returncode == 0, probed.stdout + probed.stderr
     assert "requests of judge" in probed.stderr
 

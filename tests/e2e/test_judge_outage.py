@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,6 +12,8 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from judge_process import JudgeProcess
+
 pytestmark = pytest.mark.timeout(900)
 
 KEY = "hush-hush"
@@ -22,32 +21,10 @@ OUTAGE_S = 6.0
 OUTCOMES = ("scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up")
 
 
-class JudgeProcess:
-    """The example's own judge, refusing some requests for being busy."""
-
-    def __init__(self, script: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self._command = [sys.executable, str(script), "--port", str(self.port)]
-        self._command += ["--latency", "0.3", "--busy", "0.05", "--key", KEY]
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        assert "judging at" in self._process.stdout.readline()
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-
 @pytest.fixture
 def judge(example: Callable[[str], Path]) -> Iterator[JudgeProcess]:
-    judge = JudgeProcess(example("04-judge") / "judge_server.py")
+    script = example("04-judge") / "judge_server.py"
+    judge = JudgeProcess(script, "--latency", "0.3", "--busy", "0.05", "--key", KEY)
     judge.start()
     yield judge
     judge.kill()

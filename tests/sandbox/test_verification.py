@@ -136,9 +136,27 @@ def test_a_reward_that_cannot_be_read_is_an_error_and_no_zero(machine: Machine, 
 def test_tests_that_hang_end_as_a_timeout_and_a_full_machine_as_zero(machine: Machine) -> None:
     hung = verified(machine, "sleep 60", timeout_s=0.5)
     assert (hung.outcome, hung.reason) == ("timeout", "the tests did not end within 0.5 s")
+    agent(machine, "ln -s /dev/null /app/null; ln -s answer /app/other")
+    assert verified(machine, "sleep 60", timeout_s=0.5).outcome == "timeout"
     full = verified(machine, "for i in 1 2 3 4; do head -c 9000000 /dev/zero > /tmp/$i; done; sleep 60")
     assert (full.outcome, full.reward) == ("scored", 0.0)
     assert "the machine's limit of disk" in full.reason
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "mkfifo answer",
+        "ln -s /dev/zero answer",
+        "mkdir d; ln -s ../.. d/up; ln -s d/up/dev/zero answer",
+        "ln -s /proc/self/fd/1 answer",
+    ],
+)
+def test_a_file_at_which_tests_wait_for_ever_earns_zero_and_no_mask(machine: Machine, attack: str) -> None:
+    agent(machine, attack)
+    found = verified(machine, timeout_s=2.0)
+    assert (found.outcome, found.reward) == ("scored", 0.0), found
+    assert not found.reason or "a named pipe, or a link to /dev" in found.reason
 
 
 @pytest.mark.parametrize(("depth", "name"), [(20, "d" * 250), (3000, "d")])

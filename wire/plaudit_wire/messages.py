@@ -84,6 +84,12 @@ class PolicyVersion(msgspec.Struct, frozen=True, order=True, array_like=True):
     def __str__(self) -> str:
         return f"{self.incarnation}.{self.number}"
 
+    @classmethod
+    def parse(cls, text: str) -> PolicyVersion:
+        """Return the version of a text form; raise ``ValueError`` if it is none."""
+        incarnation, number = text.split(".")
+        return cls(int(incarnation), int(number))
+
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The sampling parameters of a prompt (``rollout.sampling``, or those of the validation)."""

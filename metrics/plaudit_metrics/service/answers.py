@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from plaudit_metrics.sources.steps import VALIDATION_FIRST, ClosedStep, flat_ste
 from plaudit_metrics.statistics.stages import stages_of
 from plaudit_metrics.statistics.steps import slowest_samples, wall_seconds
 from plaudit_metrics.statistics.verdict import explain, reasoning, replies_are_slow, verdict_over
+from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.records import VALIDATES, GroupRecord, SampleRecord, ScorerWork, StepRecord, WorkerRecord
 
 RECENT_STEPS = 10
@@ -130,9 +132,10 @@ def open_step(
 def _trained(closed: Sequence[StepRecord], trainer: WorkerRecord | None) -> int:
     """Return the step before the open one. A trainer that took over goes on from its checkpoint, which may be older."""
     newest = closed[-1].step if closed else 0
-    incarnation, _, number = trainer.version.partition(".") if trainer else ("", "", "")
-    if number.isdecimal() and closed and int(incarnation) > closed[-1].incarnation:
-        return min(newest, int(number))
+    with suppress(ValueError):  # it has loaded none
+        began = PolicyVersion.parse(trainer.version if trainer else "")
+        if closed and began.incarnation > closed[-1].incarnation:
+            return min(newest, began.number)
     return newest
 
 

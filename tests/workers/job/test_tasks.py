@@ -156,7 +156,7 @@ def test_tasks_of_a_folder_come_in_the_order_of_their_names(tmp_path: Path) -> N
         ("artifacts = [{source = '/app', service = 'db'}]", "artifacts.0.service: Input should be 'main' ('db')"),
         ("artifacts = [{source = '/app', exclude = ['x']}]", "artifacts.0.exclude: is unknown: remove it"),
         ("schema_version = '2.0'", "schema_version '2.0' is unknown. Known are 1.0 to 1.4"),
-        ("[environment", "task t: task.toml or instruction.md cannot be read"),
+        ("[environment", "task t: task.toml cannot be read"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, config: str, error: str) -> None:

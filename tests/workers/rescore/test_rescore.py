@@ -185,6 +185,19 @@ def test_unusable_input_is_reported(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("extra_info", ["[1]", "null", "{", '{"n": 36893488147419103232}'])
+def test_a_file_whose_values_no_scorer_could_read_is_refused(
+    job: Any, stored: Any, extra_info: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stored("step-000001-i1.parquet", ("t-0-1.0", 0, "a", 1.0))
+    file = Path(folder) / "step-000001-i1.parquet"
+    (row,) = pyarrow.parquet.read_table(file).to_pylist()
+    changed = pyarrow.Table.from_pylist([row | {"extra_info_json": extra_info}], schema=pyarrow.schema(COLUMNS))
+    pyarrow.parquet.write_table(changed, file)
+    assert main(["rescore", folder, "--job", job(LENGTH)]) == EXIT_REFUSED
+    assert f"{file}, row 1 is no stored sample" in capsys.readouterr().err
+
+
 def test_ranks_and_their_correlation_are_those_of_the_textbook() -> None:
     iq = [106, 100, 86, 101, 99, 103, 97, 113, 112, 110]
     television = [7, 27, 2, 50, 28, 29, 20, 12, 6, 17]

@@ -385,10 +385,13 @@ async def test_arguments_of_create_in_another_form_cost_their_sample(open_agent,
 
 
 MCP_SERVER = """
+import os
+
 from mcp.server import MCPServer
 
 server = MCPServer("numbers")
 count = 0
+output = os.dup(1)
 
 
 @server.tool()
@@ -405,6 +408,13 @@ def refuse() -> str:
     raise ValueError("not today")
 
 
+@server.tool()
+def flood() -> str:
+    "Write a gigabyte that is no line."
+    for _ in range(1024):
+        os.write(output, b"x" * (1 << 20))
+
+
 server.run()
 """
 
@@ -414,13 +424,22 @@ async def test_the_tools_of_an_mcp_server_are_called_in_a_session_of_each_sample
     (tmp_path / "numbers_server.py").write_text(MCP_SERVER)
     source = McpServer(command=[sys.executable, str(tmp_path / "numbers_server.py")])
     async with open_agent(sources=[source]) as agent:
-        assert sorted(agent.tools) == ["add", "refuse"]
-        _, bodies = await hold(agent, call("add", a=1, b=2), call("add", a=3, b=4), call("refuse"), "Done.", n=2)
+        assert sorted(agent.tools) == ["add", "flood", "refuse"]
+        turns = call("add", a=1, b=2), call("add", a=3, b=4), call("refuse"), call("flood"), call("add", a=0, b=0)
+        _, bodies = await hold(agent, *turns, "Done.", n=2)
     for body in bodies:
         texts = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
         assert texts[:2] == ["3, call 1", "7, call 2"]
         assert "refuse" in texts[2]
-        assert [c.outcome for turn in body.generation.turns for c in turn.calls] == ["ok", "ok", "error"]
+        assert texts[3].endswith("InfrastructureError: a line of its output is longer than 4194304 bytes")
+        assert texts[4] == "0, call 1"
+        assert [c.outcome for turn in body.generation.turns for c in turn.calls] == [
+            "ok",
+            "ok",
+            "error",
+            "killed",
+            "ok",
+        ]
 
 
 async def test_an_mcp_server_that_does_not_start_is_refused(open_agent) -> None:

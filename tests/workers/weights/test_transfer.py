@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -133,6 +134,22 @@ def test_peers_without_the_token_cannot_keep_rollouts_out(serve, monkeypatch):
     finally:
         for connection in idle:
             connection.close()
+
+
+def test_a_process_that_was_short_of_descriptors_serves_weights_again(serve):
+    transfer = serve(whole(), num_bytes=len(CONTENT))
+    host, _, port = transfer.parts[0].address.rpartition(":")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as early:
+        early.settimeout(30)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            early.connect((host, int(port)))
+            time.sleep(0.1)  # it cannot be accepted meanwhile
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert len(early.recv(32, socket.MSG_WAITALL)) == 32
+    assert received(transfer) == CONTENT.tobytes()
 
 
 def test_weights_are_offered_at_one_address_only():

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
@@ -17,6 +19,7 @@ from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, first_cause
 from plaudit_workers.agents.messages import McpServer, Tool
 
 _LIST_WITHIN_S = 60.0
+_END_WITHIN_S = 2.0
 
 
 def load_mcp_tools(source: McpServer) -> list[LoadedTool]:
@@ -133,11 +136,11 @@ def _block_text(block: Any) -> str:
 
 @contextlib.asynccontextmanager
 async def _client(server: McpServer) -> AsyncIterator[Any]:
-    from mcp import Client, StdioServerParameters
+    from mcp import Client
     from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
     if not server.url:
-        async with Client(StdioServerParameters(command=server.command[0], args=list(server.command[1:]))) as client:
+        async with Client(_started(server.command)) as client:
             yield client
         return
     async with (
@@ -146,6 +149,69 @@ async def _client(server: McpServer) -> AsyncIterator[Any]:
     ):
         http.event_hooks = {"response": [_bound]}
         yield client
+
+
+@contextlib.asynccontextmanager
+async def _started(command: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
+    """Start a server and exchange lines with it, as ``mcp.client.stdio`` does, which holds a line of any length."""
+    import anyio
+    from mcp.client.stdio import get_default_environment
+
+    received, read = anyio.create_memory_object_stream[Any](0)
+    write, sent = anyio.create_memory_object_stream[Any](0)
+    process = await anyio.open_process(command, env=get_default_environment(), stderr=None, start_new_session=True)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_read_lines, process.stdout, received)
+            tasks.start_soon(_write_lines, sent, process.stdin)
+            yield read, write
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            # A server ends when its input does.
+            await process.stdin.aclose()  # type: ignore[union-attr]
+            with anyio.move_on_after(_END_WITHIN_S):
+                await process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.aclose()
+
+
+async def _read_lines(output: Any, received: Any) -> None:
+    """Read the server's messages; raise ``InfrastructureError`` at a line that is too long to be held."""
+    import anyio
+    from anyio.streams.buffered import BufferedByteReceiveStream
+    from mcp.shared.message import SessionMessage
+    from mcp_types import jsonrpc_message_adapter
+
+    from plaudit_reward.http import MAX_RESPONSE_BYTES
+
+    lines = BufferedByteReceiveStream(output)
+    with received, contextlib.suppress(anyio.BrokenResourceError):  # the session has ended
+        while True:
+            try:
+                line = await lines.receive_until(b"\n", MAX_RESPONSE_BYTES)
+            except anyio.DelimiterNotFound as error:
+                raise InfrastructureError(f"a line of its output is longer than {MAX_RESPONSE_BYTES} bytes") from error
+            except (anyio.IncompleteRead, OSError):
+                return
+            try:
+                message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+            except ValueError as error:  # for the session, which answers for it
+                await received.send(error)
+            else:
+                await received.send(message)
+
+
+async def _write_lines(sent: Any, standard_input: Any) -> None:
+    import anyio
+
+    try:
+        async for message in sent:
+            line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            await standard_input.send(f"{line}\n".encode())
+    except (anyio.BrokenResourceError, OSError) as error:
+        raise InfrastructureError("it no longer reads its standard input") from error
 
 
 async def _bound(response: Any) -> None:

@@ -294,8 +294,9 @@ def _own_turns(rows: Sequence[TriedRow]) -> Iterator[tuple[str, Any]]:
         turns = row.columns.get(_TURNS)
         source, answer = right_answer(row)
         if not turns and source == GROUND_TRUTH and row.data.ground_truth is None:
+            more = " (plaudit tasks FOLDER runs a task's tests and solution)" if "task" in row.data.extra_info else ""
             raise RefusedError(
-                f"row {number} has neither turns nor an answer to play: give --answers, --url or --own-policy"
+                f"row {number} has neither turns nor an answer to play: give --answers, --url or --own-policy{more}"
             )
         yield f"row {number}", turns or [answer]
 

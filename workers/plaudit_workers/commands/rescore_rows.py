@@ -62,13 +62,13 @@ def _stored(file: Path) -> Iterator[StoredSample]:
         try:
             sample = scorer_input(row)
             judged = {name: plain(getattr(sample, name), name) for name in _FROM_JSON}
+            # A file that another program wrote may hold values of any type: no child process could read them.
+            sample = msgspec.convert(msgspec.to_builtins(msgspec.structs.replace(sample, **judged)), Sample)
         except (ValueError, TypeError, RecursionError) as error:
             raise RefusedError(
                 f"{file}, row {number} is no stored sample ({described(error)}). Give the samples folder of a run"
             ) from error
-        yield StoredSample(
-            row["step"], msgspec.structs.replace(sample, **judged), row["outcome"] or "given_up", row["score"]
-        )
+        yield StoredSample(row["step"], sample, row["outcome"] or "given_up", row["score"])
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:

@@ -385,22 +385,17 @@ def _finished(generation: Generation, output: RequestOutput) -> FinishedSample |
     if completion.finish_reason not in ("stop", "length"):
         return RequestRefusedError(f"the engine ended it with {completion.finish_reason!r}")
     if generation.version is not None:
-        spans = [(0, generation.version.incarnation, generation.version.number)]
+        versions = [(0, generation.version)]
     else:
-        spans = [(span.start, *_incarnation_and_number(span.version)) for span in completion.weight_versions]
+        versions = [(span.start, PolicyVersion.parse(span.version)) for span in completion.weight_versions]
     return FinishedSample(
         response_ids=list(completion.token_ids),
         # With logprobs=0 there is exactly the sampled token's at each position.
         logprobs=completion.logprobs.logprobs,
-        version_spans=spans,
+        version_spans=[(first, version.incarnation, version.number) for first, version in versions],
         finish_reason=completion.finish_reason,
         generate_s=time.monotonic() - generation.submitted,
         engine_queue_s=max(0.0, metrics.scheduled_ts - generation.submitted),
         num_preempted=max(0, metrics.num_preemptions - generation.recomputed),
         prompt_ids=list(output.prompt_token_ids) if generation.images else [],
     )
-
-
-def _incarnation_and_number(version: str) -> tuple[int, int]:
-    incarnation, number = version.split(".")
-    return int(incarnation), int(number)

@@ -60,6 +60,7 @@ _HASHING_THREADS = min(8, os.cpu_count() or 1)
 _MAX_CONNECTIONS = 512
 _MAX_UNPROVEN, _MAX_UNPROVEN_OF_ADDRESS = 256, 32
 _LEAST_WAIT_S = 1e-3
+_SHORT_PAUSE_S = 1.0
 _ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "U8": 1, "I8": 1, "BOOL": 1}
 """Name of a type in safetensors → bytes of an element."""
 _ALIGNMENT = 8
@@ -94,6 +95,7 @@ class WeightServer:
         """Connections that have not shown the token, the oldest first → the peer's address."""
         self._offer: tuple[PolicyVersion, str, WeightPart] | None = None
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._sending: dict[socket.socket, WeightPart] = {}
         threading.Thread(target=self._accept, name="weights", daemon=True).start()
 
@@ -118,16 +120,19 @@ class WeightServer:
     def close(self) -> None:
         """Stop listening and free the part; transfers in progress continue while the process lives."""
         self._offer = None
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, (address, *_) = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:  # closed, or this process has no descriptor left
+                if not self._closed.wait(_SHORT_PAUSE_S):
+                    logger.warning("no connection for weights accepted", error=str(error))
+                continue
             self._admit(connection, address)
             threading.Thread(target=self._serve, args=(connection,), name="weights-send", daemon=True).start()
 
