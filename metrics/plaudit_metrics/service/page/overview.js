@@ -5,7 +5,7 @@ import { Chart } from "./chart.js";
 import { element, renew, swatch, table } from "./dom.js";
 import { clock, counted, figure, moment, seconds, share } from "./format.js";
 import { CAUSES, LINES, OUTCOMES, QUEUES, verdictOf } from "./palette.js";
-import { causeSeconds, samplesTable, scorersOf, scorersTable, unscoredPanel, verdictPanel } from "./panels.js";
+import { causeSeconds, samplesTable, scorersOf, scorersTable, stepSeconds, unscoredPanel, verdictPanel } from "./panels.js";
 import { ServiceView } from "./service.js";
 import { report } from "./source.js";
 
@@ -162,7 +162,7 @@ export class Overview {
         { label: "Step", cell: stepLink },
         { label: "Waited for", cell: (step) => element("span", {}, swatch(verdictOf(step.verdict).color), step.verdict) },
         { label: "Reward", number: true, cell: (step) => figure(step["reward/mean"]) },
-        { label: "Step", number: true, cell: (step) => seconds(step.closed - step.opened) },
+        { label: "Step", number: true, cell: (step) => seconds(stepSeconds(step)) },
         { label: "Waited", number: true, cell: (step) => seconds(step.trainer_wait_s) },
         { label: "Waited for rewards", number: true, cell: (step) => seconds(step.exposed_reward_s) },
         { label: "Staleness", number: true, cell: (step) => figure(ofStaleness("mean")(step)) },
