@@ -208,7 +208,7 @@ def _of_nothing(seen: RunSnapshot, trainer: WorkerRecord | None, *, has_step: bo
     unready = (worker for worker in seen.worker_records if not worker.ready and not _ready(seen, worker.role))
     if starting := sorted(worker.worker for worker in unready):
         more = f" and {len(starting) - 2} more" if len(starting) > 2 else ""
-        return "starting", f"{', '.join(starting[:2])}{more} {_plural(len(starting), 'start')}"
+        return "starting", f"not ready yet: {', '.join(starting[:2])}{more}"
     if trainer is not None:
         return "trainer", "nothing is in work" if trainer.doing else "the trainer is at work"
     return ("silent-trainer", "no trainer is ready") if has_step else ("nothing", "nothing is in work")

@@ -346,7 +346,7 @@ function workersTable(workers) {
     { label: "Slots in use", cell: slots },
     { label: "Policy", wide: true, cell: (worker) => worker.version || "–" },
     { label: "Now", cell: doing },
-  ], ordered, "processes");
+  ], ordered, "stacked");
 }
 
 function ledgerList(ledger) {
