@@ -15,6 +15,8 @@ const CHOICES = [30, 60, 150, 500];
 const SLOWEST = 10;
 const MOST_LINES = LINES.length;
 const MOST_ROWS = 200;
+/** The exit code of a run that its user stopped with Ctrl-C. */
+const INTERRUPTED = 130;
 /** Queues that a scoring service does not have. */
 const OF_TRAINING = ["prompts", "ready"];
 const NO_FIGURES = "No step has closed: there are no figures.";
@@ -307,7 +309,7 @@ function machinesOf(workers) {
 /** How the run ended; nothing while it goes on, or when it is done. */
 function endedPanel(ended) {
   if (ended === null || ended.code === 0) return [];
-  return [element("section", { class: "card now ended" }, element("h2", {}, "The run failed"),
+  return [element("section", { class: "card now ended" }, element("h2", {}, ended.code === INTERRUPTED ? "The run was stopped" : "The run failed"),
     element("p", {}, ended.message), element("p", { class: "note" }, `Exit code ${ended.code}, ${moment(ended.ended)}.`))];
 }
 
