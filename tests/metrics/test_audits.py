@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from plaudit_metrics.statistics.audits import (
     auditor_reports,
     divergences,
     group_figures,
+    rank_correlation,
     step_figures,
 )
 from plaudit_wire.records import ScorerRecord
@@ -148,3 +151,11 @@ def test_a_steps_figures_cover_the_newest_steps_and_count_what_waits():
     assert figures[f"audit/{AUDITOR}/value_low"] < figures[f"audit/{AUDITOR}/value"]
     assert figures[f"audit/{AUDITOR}/source/math"] == pytest.approx(figures[f"audit/{AUDITOR}/agreement"])
     assert f"audit/{AUDITOR}/diverges" in figures
+
+
+def test_rank_correlations_are_those_of_the_textbook():
+    iq, television = [106, 100, 86, 101, 99, 103, 97, 113, 112, 110], [7, 27, 2, 50, 28, 29, 20, 12, 6, 17]
+    assert rank_correlation(np.array(iq, float), np.array(television, float)) == pytest.approx(-29 / 165)
+    assert rank_correlation(np.array([1.0, 1, 2]), np.array([1.0, 2, 3])) == pytest.approx(3**0.5 / 2)
+    assert math.isnan(rank_correlation(np.array([1.0, 1]), np.array([1.0, 2])))
+    assert math.isnan(rank_correlation(np.empty(0), np.empty(0)))

@@ -120,7 +120,7 @@ FAILING = WorkerRecord("trainer-0", "trainer", started=900.0, problem="step 125 
         ),
         (seen(IDLE), "silent-trainer", "no trainer is ready"),
         (seen(TRAINER, *STARTING), "trainer", "the trainer is at work"),  # and others of their role live
-        (seen(TRAINER, *STARTING, states=NO_ROLLOUT), "starting", "rollout-0, rollout-1 and 1 more start"),
+        (seen(TRAINER, *STARTING, states=NO_ROLLOUT), "starting", "not ready yet: rollout-0, rollout-1 and 1 more"),
         (seen(silent=LOST), "silent-trainer", "trainer-0, for which scored groups wait, has sent no heartbeat for 9"),
         (seen(TRAINER, QUICK, streams=SCORING), "limiter", "62 of 62 calls of judge wait for a limit"),
         (seen(TRAINER, BROKEN, streams=SCORING), "endpoint", "62 calls of judge wait until its endpoint, which failed"),

@@ -107,6 +107,9 @@ def test_the_reason_of_a_failed_run_stands_first_in_top(failed_run: Path) -> Non
     console = Console(width=100, record=True)
     console.print(frame(source_of(str(failed_run), None, "runs").read()))
     assert "the run failed (2): reward.py: SyntaxError <line 3>" in console.export_text()
+    write_ending(failed_run, RunEnding(130, "stopped; --resume continues", 6000.0))  # by its user
+    console.print(frame(source_of(str(failed_run), None, "runs").read()))
+    assert "the run was stopped (130): stopped; --resume continues" in console.export_text()
 
 
 def test_a_run_that_goes_on_has_no_ending(failed_run: Path) -> None:

@@ -295,6 +295,11 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
     """Figures that are text, such as the worker of the slowest sample (docs/metrics.md)."""
 
+    @property
+    def length_s(self) -> float:
+        """Return the seconds in which a trainer ran the step, without the time between two trainers."""
+        return max(self.statistics.get("step_s", self.closed - self.opened), 0.0)
+
 
 class ScorerWork(msgspec.Struct, frozen=True):
     """The samples that one scorer works on in one reward worker; a group is one."""

@@ -30,6 +30,8 @@ _UNLESS_RESUMED = "unless on (run) run:plaudit_stopped:last30m"
 """As long as a job may start: until its pods have nodes and its processes models, a resumed one has no process."""
 _SAMPLES_END = "(sum without (outcome) (increase(plaudit_samples_total[30m])) > 0)"
 _BACKLOG = 'plaudit_stream_undelivered{stream=~"samples|groups"}'
+_KEPT_OF_SHARES = "1h"
+"""A share of several long steps leaves its limit, and comes back, as other steps are in its window."""
 _QUEUE_AGE = 'plaudit_stream_oldest_undelivered_seconds{stream="samples"}'
 _THRESHOLD = "plaudit_reward_latency_threshold_seconds"
 _TRUNCATED = "avg_over_time(plaudit_last_step_truncated_share[30m])"
@@ -68,6 +70,7 @@ _LATENCY = (
         "{{ $value | humanizePercentage }} of its time.",
         "Its GPUs are idle because of rewards. /api/v1/verdict names the part that it waits for.",
         "run:plaudit_exposed_reward:ratio > <exposedShare>",
+        kept=_KEPT_OF_SHARES,
         panel="Bottleneck: where the newest step's time went",
     ),
     Alert(
@@ -422,6 +425,7 @@ _TOOLS = (
         "{{ $labels.run }}: the trainer waits for tools {{ $value | humanizePercentage }} of its time.",
         "Its GPUs are idle because of the tools that agents call.",
         "run:plaudit_tools_wait:ratio > <exposedShare>",
+        kept=_KEPT_OF_SHARES,
         panel="Bottleneck: where the newest step's time went",
     ),
 )

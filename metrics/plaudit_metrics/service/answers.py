@@ -66,7 +66,7 @@ def verdict_detail(recent: Sequence[StepRecord], *, together: bool = False) -> d
         return empty | {"together": together, "recent_verdict": "", "recent": {}}
     newest = recent[-1]
     waits = {key: value for key, value in newest.statistics.items() if key.startswith("wait/")}
-    own_s = newest.closed - newest.opened - sum(waits.values())
+    own_s = newest.length_s - sum(waits.values())
     of_all = verdict_over(_own_figures(record) for record in recent)
     figures = newest.statistics if not together or of_all == newest.verdict else {}
     return {
@@ -87,7 +87,7 @@ def _sample(sample: SampleRecord, step: ClosedStep) -> dict[str, Any]:
 
 
 def _own_figures(record: StepRecord) -> dict[str, float]:
-    return {"step_s": record.closed - record.opened} | record.statistics
+    return {"step_s": record.length_s} | record.statistics
 
 
 class Ages(NamedTuple):
@@ -119,7 +119,7 @@ def open_step(
     trainer = next((worker for worker in seen.worker_records if worker.role == "trainer"), None)
     number = None if not closed and trainer is None else _trained(closed, trainer) + 1
     seconds = None if opened is None else max(seen.time - opened, 0.0) + ages.snapshot_s
-    lengths = [record.closed - record.opened for record in closed if record.num_samples]
+    lengths = [record.length_s for record in closed if record.num_samples]
     usual_s = median(lengths) if lengths else 0.0
     awaited_for_s = _awaited_for(seconds or 0.0, closed, max_staleness) if not seen.is_validating else 0.0
     waits_for, facts = _waits_for(seen, trainer, ages.unheard_s, _Open(seconds, usual_s, awaited_for_s))
@@ -211,7 +211,7 @@ def _of_nothing(seen: RunSnapshot, trainer: WorkerRecord | None, *, has_step: bo
     unready = (worker for worker in seen.worker_records if not worker.ready and not _ready(seen, worker.role))
     if starting := sorted(worker.worker for worker in unready):
         more = f" and {len(starting) - 2} more" if len(starting) > 2 else ""
-        return "starting", f"{', '.join(starting[:2])}{more} {_plural(len(starting), 'start')}"
+        return "starting", f"not ready yet: {', '.join(starting[:2])}{more}"
     if trainer is not None:
         return "trainer", "nothing is in work" if trainer.doing else "the trainer is at work"
     return ("silent-trainer", "no trainer is ready") if has_step else ("nothing", "nothing is in work")

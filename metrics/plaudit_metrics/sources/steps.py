@@ -81,6 +81,10 @@ VALIDATION_FIRST = 0
 """The number of the step that holds the validation before the first one; it trains nothing and has no length."""
 
 
+_INTERRUPTED = 130
+"""The exit code of a run that its user stopped with Ctrl-C."""
+
+
 class RunEnding(msgspec.Struct, frozen=True):
     """The end of a run: exit code, and the reason as a sentence unless all steps are done."""
 
@@ -88,6 +92,13 @@ class RunEnding(msgspec.Struct, frozen=True):
     message: str
     ended: float
     """Seconds since the epoch."""
+
+    @property
+    def words(self) -> str:
+        """Return how the run ended in a few words: one that its user stopped has not failed."""
+        if self.code == _INTERRUPTED:
+            return "the run was stopped"
+        return "the run failed" if self.code else "the run is done"
 
 
 def write_ending(run_folder: Path, ending: RunEnding | None) -> None:

@@ -163,12 +163,17 @@ def _of_group(group: AuditedGroup, rewards: Floats, values: Floats) -> GroupFigu
         float(rewards.mean()),
         gap,
         reward_gap,
-        _rank_correlation(rewards, values),
+        rank_correlation(rewards, values),
     )
 
 
-def _rank_correlation(x: Floats, y: Floats) -> float:
-    """Return Spearman's correlation, Pearson's of the ranks, where equal values share the mean of their ranks."""
+def rank_correlation(x: Floats, y: Floats) -> float:
+    """Return Spearman's correlation, Pearson's of the ranks, where equal values share the mean of their ranks.
+
+    It is NaN where one of both has a single value, or none (Spearman, 1904).
+    """
+    if not len(x):
+        return math.nan
     x, y = _ranks(x), _ranks(y)
     x, y = x - x.mean(), y - y.mean()
     scale = math.sqrt(float(x @ x) * float(y @ y))

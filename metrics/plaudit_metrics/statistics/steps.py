@@ -140,6 +140,7 @@ def step_statistics(
     waits: Sequence[WaitRecord] = (),
     opened: float,
     closed: float,
+    stopped_s: float = 0.0,
     update_s: float = 0.0,
     trainer_version: int | None = None,
     duplicates: int = 0,
@@ -150,16 +151,18 @@ def step_statistics(
         samples: the terminal samples of the groups that the step closed (training split), or their columns.
         groups: the records of these groups; without them no group figures, and every sample counts as trained.
         opened: seconds since the epoch on the transport's clock, as ``closed``.
+        stopped_s: seconds in between in which no trainer ran: the step was interrupted and resumed.
         update_s: seconds in the update of the policy (forward, backward, optimizer).
         trainer_version: number of the policy version that the step's update started from, for the staleness.
         duplicates: publications and commits that were refused as duplicates since the step before closed.
     """
     columns = samples if isinstance(samples, SampleColumns) else SampleColumns.from_records(samples)
     split = split_waits(columns, groups, waits)
+    step_s = closed - opened - stopped_s
     return {
         **agent_loop_statistics(AgentLoopColumns.from_samples(columns)),
         **reward_statistics(columns),
-        **_generation(columns, closed - opened),
+        **_generation(columns, step_s),
         **_pipeline(columns, groups),
         **_outcomes(columns, duplicates),
         **_scorers(columns),
@@ -169,7 +172,8 @@ def step_statistics(
         **_limiter_totals(columns),
         **_staleness(columns, groups, trainer_version),
         **_integrity(columns),
-        "step_s": closed - opened,
+        "step_s": step_s,
+        **({"stopped_s": stopped_s} if stopped_s else {}),
         "update_s": update_s,
         "trainer_wait_s": split.total_s,
         "exposed_reward_s": split.exposed_reward_s,
@@ -187,6 +191,7 @@ def step_record(
     waits: Sequence[WaitRecord] = (),
     opened: float,
     closed: float,
+    stopped_s: float = 0.0,
     update_s: float = 0.0,
     trainer_version: int | None = None,
     duplicates: int = 0,
@@ -203,6 +208,7 @@ def step_record(
         waits=waits,
         opened=opened,
         closed=closed,
+        stopped_s=stopped_s,
         update_s=update_s,
         trainer_version=trainer_version,
         duplicates=duplicates,

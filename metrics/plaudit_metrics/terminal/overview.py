@@ -137,7 +137,7 @@ def _sentence(ending: RunEnding | None) -> str:
     """Return how a run ended; empty while it goes on."""
     if ending is None:
         return ""
-    return f"the run failed ({ending.code}): {ending.message}" if ending.code else "the run is done"
+    return f"{ending.words} ({ending.code}): {ending.message}" if ending.code else ending.words
 
 
 def source_of(run: str | None, url: str | None, runs_folder: str) -> OverviewSource:

@@ -55,7 +55,7 @@ _ABRIDGED = re.compile(
 )
 """Figures of older steps that are left out: no view shows them but the table of all."""
 _CHARTED = re.compile(
-    r"step|incarnation|opened|closed|num_samples|verdict|trainer_wait_s|exposed_reward_s|reward/(mean|std)"
+    r"step|step_s|incarnation|opened|closed|num_samples|verdict|trainer_wait_s|exposed_reward_s|reward/(mean|std)"
     r"|wait/\w+_s|val/.+/reward|drift/.+/value(_low|_high)?|reward_pipeline/(masked_share|sandbox/cpu_hours|staleness/.+|outcome/.+|scorer/.+/value/mean)"
 )
 """The keys of a step that the overview reads."""

@@ -274,7 +274,7 @@ def test_an_outlier_is_named_and_does_not_flatten_the_chart_and_negative_rewards
     record: StepRecord = site.builder.steps[-1][0]
     opened = record.closed
     for number, (seconds, reward) in enumerate([(900.0, -4.0), (record.closed - record.opened, -6.0)], record.step + 1):
-        figures = record.statistics | {"reward/mean": reward, "reward/std": 1.0}
+        figures = record.statistics | {"step_s": seconds, "reward/mean": reward, "reward/std": 1.0}
         figures["reward_pipeline/scorer/shape/extra/value/mean"] = 1.0  # no scorer, though its key ends like one
         later = msgspec.structs.replace(
             record, step=number, opened=opened, closed=opened + seconds, statistics=figures, waits=[]
@@ -317,7 +317,7 @@ def test_500_steps_and_20_scorers_can_be_read_on_a_screen_and_on_a_phone(
             step=number,
             opened=record.closed + number * length_s,
             closed=record.closed + (number + (9 if number % 25 == 0 else 1)) * length_s,
-            statistics=record.statistics | values,
+            statistics=record.statistics | values | {"step_s": (9 if number % 25 == 0 else 1) * length_s},
             waits=[],
         )
         for number in range(2, 501)
@@ -355,7 +355,7 @@ def test_the_open_step_says_what_it_waits_for_before_everything_else(
         tab.until("document.querySelector('.chart .legend')?.innerText.includes('generation')")
         assert "limiter" not in tab.text(".chart .legend")  # no step waited for one
         waits = (
-            "[...document.querySelectorAll('.processes td:last-child')].find((cell) => /scorers/.test(cell.innerText))"
+            "[...document.querySelectorAll('.stacked td:last-child')].find((cell) => /scorers/.test(cell.innerText))"
         )
         tab.until(f"{waits}?.getBoundingClientRect().right <= innerWidth")
         above = "document.querySelector('.now').getBoundingClientRect().top < document.querySelector('#verdict')"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -24,7 +23,7 @@ from plaudit_reward.machines import KEPT, KeptMachines
 from plaudit_reward.providers import MachineChoice, ProcessProvider
 from plaudit_wire.records import AgentReward, CallRecord, GroupRecord, ScorerRecord, ScoringRecord, Stamps, TurnRecord
 from plaudit_workers.cli import EXIT_REFUSED, main
-from plaudit_workers.commands.rescore import ScoreChange, ScoreComparison, rank_correlation
+from plaudit_workers.commands.rescore import ScoreChange, ScoreComparison
 from plaudit_workers.stored_samples import store_groups
 from plaudit_workers.stream.groups import Group, GroupSample
 
@@ -196,16 +195,6 @@ def test_a_file_whose_values_no_scorer_could_read_is_refused(
     pyarrow.parquet.write_table(changed, file)
     assert main(["rescore", folder, "--job", job(LENGTH)]) == EXIT_REFUSED
     assert f"{file}, row 1 is no stored sample" in capsys.readouterr().err
-
-
-def test_ranks_and_their_correlation_are_those_of_the_textbook() -> None:
-    iq = [106, 100, 86, 101, 99, 103, 97, 113, 112, 110]
-    television = [7, 27, 2, 50, 28, 29, 20, 12, 6, 17]
-    assert rank_correlation(np.array([iq, television], float).T) == pytest.approx(-29 / 165)
-    tied = rank_correlation(np.array([[1, 1], [1, 2], [2, 3]], float))
-    assert tied == pytest.approx(3**0.5 / 2)
-    assert rank_correlation(np.array([[1, 1], [1, 2]], float)) is None
-    assert rank_correlation(np.empty((0, 2))) is None
 
 
 def test_of_many_changes_the_largest_are_kept() -> None:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import heapq
 import itertools
+import math
 import os
 import random
 from collections import Counter, deque
@@ -22,12 +23,11 @@ import msgspec
 import numpy as np
 import pyarrow
 import pyarrow.parquet
-from numpy.typing import NDArray
 
 from plaudit_job.load import load_job
 from plaudit_metrics.sources.audits import run_audits
 from plaudit_metrics.sources.sample_schema import COLUMNS, FOLDER, REAL, SCORER_COLUMNS, TEXT, scorer_column
-from plaudit_metrics.statistics.audits import AuditedGroup, AuditFigures, audit_figures
+from plaudit_metrics.statistics.audits import AuditedGroup, AuditFigures, audit_figures, rank_correlation
 from plaudit_metrics.statistics.columns import Failure, FailureCounts
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import ScoringRecord
@@ -287,6 +287,7 @@ class ScoreComparison:
     def summary(self) -> Summary:
         """Return the comparison of all samples so far."""
         n = self._scored
+        correlation = rank_correlation(*np.array(self._pairs, dtype=np.float64).reshape(-1, 2).T)
         return Summary(
             samples=self._before.total(),
             outcomes_before=dict(self._before.most_common()),
@@ -296,27 +297,9 @@ class ScoreComparison:
             mean_after=self._sum_after / n if n else None,
             mean_change=(self._sum_after - self._sum_before) / n if n else None,
             agreement=self._same / n if n else None,
-            rank_correlation=rank_correlation(np.array(self._pairs).reshape(-1, 2)),
+            rank_correlation=None if math.isnan(correlation) else correlation,
             changed_most=[change for *_, change in sorted(self._changes, key=lambda one: one[:2], reverse=True)],
         )
-
-
-def rank_correlation(pairs: NDArray[Any]) -> float | None:
-    """Return Spearman's rho of pairs (shape: n, 2); None if one column has a single value.
-
-    It is the linear correlation of the scores' ranks, ties at their mean rank (Spearman, 1904).
-    """
-    ranks = [_ranks(column) for column in pairs.T]
-    if any(len(column) == 0 or column.min() == column.max() for column in ranks):
-        return None
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _ranks(values: NDArray[Any]) -> NDArray[Any]:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    mean_ranks: NDArray[Any] = last - (counts - 1) / 2
-    return mean_ranks[places]
 
 
 _ROWS_AT_A_TIME = 1024

@@ -158,7 +158,7 @@ class Conductor:
             return OpenStep(self._schedule, number), StepReport(number, self._run.clock.now())
         step = OpenStep(self._schedule, number, broken_off["accounted"], broken_off.get("replaced", 0))
         begun_by = self._state.lineage.parents[self._state.incarnation].incarnation
-        return step, StepReport.restored(broken_off["report"], begun_by)
+        return step, StepReport.restored(broken_off["report"], begun_by, self._run.clock.now())
 
     async def _train(self, step: OpenStep, report: StepReport) -> bool:
         try:
@@ -330,7 +330,7 @@ class RunRecords:
         step = state.version.number
         middle = None
         if open_step is not None and report is not None:
-            middle = {**open_step.snapshot(), "report": report.snapshot()}
+            middle = {**open_step.snapshot(), "report": report.snapshot(self._run.clock.now())}
             await asyncio.to_thread(self._store, report)
         state.order.forget_ended(state.ledger.train)
         extra = {

@@ -197,6 +197,10 @@ class StepReport:
     updates: list[dict[str, float]] = field(default_factory=list)
     """The figures of each update."""
     update_s: float = 0.0
+    stopped_s: float = 0.0
+    """Seconds in which no trainer ran, between the one that was stopped in the step and the one that resumed it."""
+    saved: float = 0.0
+    """When the snapshot was taken (server's clock)."""
     figures: dict[str, float] = field(default_factory=dict)
     """Further figures of the step."""
     begun_by: int = 0
@@ -225,7 +229,7 @@ class StepReport:
         """
         ends = [record.end for record in self.records]
         extra = {
-            "timing_s/step": closed - self.opened,
+            "timing_s/step": closed - self.opened - self.stopped_s,
             "timing_s/update_actor": self.update_s,
             "training/mini_batches": float(len(self.updates)),
             "training/groups": float(ends.count("trained")),
@@ -239,20 +243,26 @@ class StepReport:
             waits=self.waits,
             opened=self.opened,
             closed=closed,
+            stopped_s=self.stopped_s,
             update_s=self.update_s,
             trainer_version=trainer_version,
             duplicates=duplicates,
             extra=join_mini_batches(self.updates) | extra | self.figures,
         )
 
-    def snapshot(self) -> str:
+    def snapshot(self, now: float) -> str:
         """Return everything but ``ended`` as text, for a checkpoint in the middle of a step."""
-        return base64.b64encode(msgspec.msgpack.encode(replace(self, ended=[]))).decode()
+        return base64.b64encode(msgspec.msgpack.encode(replace(self, ended=[], saved=now))).decode()
 
     @classmethod
-    def restored(cls, snapshot: str, begun_by: int) -> StepReport:
-        """Return the report of a ``snapshot``, which that incarnation took."""
-        return replace(msgspec.msgpack.decode(base64.b64decode(snapshot), type=cls), begun_by=begun_by)
+    def restored(cls, snapshot: str, begun_by: int, now: float) -> StepReport:
+        """Return the report of a ``snapshot``, which that incarnation took; the step goes on now."""
+        report = msgspec.msgpack.decode(base64.b64decode(snapshot), type=cls)
+        opened, stopped_s = report.opened, report.stopped_s + now - (report.saved or now)
+        if now < report.saved:  # Redis's clock was set back meanwhile: what was trained until then still counts
+            opened, stopped_s = now - (report.saved - report.opened - report.stopped_s), 0.0
+            report.forget_causes()
+        return replace(report, begun_by=begun_by, opened=opened, stopped_s=stopped_s)
 
 
 def sample_records(group: Group, step: int) -> list[SampleRecord]:
@@ -321,13 +331,15 @@ class StepTraining:
             if not isinstance(decision, Wait):
                 break
             if self.stop.is_set():
-                return decision
+                break
             if not began:
                 began, in_hand = self.run.clock.now(), step.taken
                 await self.turns.give_back()
             await self.intake.wait(_LOOK_EVERY_S)
         if began:
             awaited = sorted(step.taken - in_hand)
+            if isinstance(decision, Wait):  # stopped before any of the step's groups ended the wait
+                awaited = [flight.group for flight in self.state.ledger.train.in_flight.values()]
             ended, outages = self.run.clock.now(), self.run.clock.outages(began)
             report.waits += without_outages(wait_records(began, ended, awaited, self.state.paused_until), outages)
         return decision

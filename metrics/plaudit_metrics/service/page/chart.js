@@ -19,6 +19,8 @@ const LEAST_BAR_WITH_GAP = 5;
 const AXIS = 56;
 const SMALL = 120;
 const MOST_NAMED = 3;
+/** Where all values are closer to 0 than that they are rounding errors, which uPlot has no marks for. */
+const ROUNDING = 1e-15;
 
 export class Chart {
   /**
@@ -106,6 +108,7 @@ export class Chart {
 
   #range(low, high) {
     const { least = 0, kind } = this.spec;
+    if (Math.max(Math.abs(low ?? 0), Math.abs(high ?? 0)) < ROUNDING) return [0, least * 1.06 || 1];
     if (kind === "lines" && low !== null && low < 0) {
       const margin = (high - low) * 0.06 || Math.abs(low) * 0.06;
       return [low - margin, high + margin];
@@ -164,6 +167,7 @@ export class Chart {
     const grid = { stroke: resolved("--grid"), width: 1 };
     const axis = { stroke: text, font: FONT, grid, ticks: { show: false } };
     const ends = (_, low, high) => [low - x.margin, high + x.margin];
+    const word = (at) => (x.time || (at >= x.value(this.rows[0]) && at <= x.value(this.rows.at(-1))) ? x.words(at) : "");
     return {
       width: this.host.clientWidth,
       height: this.host.clientHeight,
@@ -174,7 +178,7 @@ export class Chart {
         y: { range: (_, low, high) => this.#range(low, high) },
       },
       axes: [
-        { ...axis, grid: { show: false }, size: 28, space: x.time ? 80 : 50, incrs: x.time ? TIMES_S : WHOLE, values: (_, ticks) => ticks.map(x.words) },
+        { ...axis, grid: { show: false }, size: 28, space: x.time ? 80 : 50, incrs: x.time ? TIMES_S : WHOLE, values: (_, ticks) => ticks.map(word) },
         { ...axis, size: AXIS, space: this.host.clientHeight < SMALL ? 18 : 36, values: (_, ticks) => ticks.map(mark[unit]) },
       ],
       cursor: {

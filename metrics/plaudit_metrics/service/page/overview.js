@@ -5,7 +5,7 @@ import { Chart } from "./chart.js";
 import { element, renew, swatch, table } from "./dom.js";
 import { clock, counted, figure, moment, seconds, share } from "./format.js";
 import { CAUSES, LINES, OUTCOMES, QUEUES, verdictOf } from "./palette.js";
-import { causeSeconds, samplesTable, scorersOf, scorersTable, unscoredPanel, verdictPanel } from "./panels.js";
+import { causeSeconds, samplesTable, scorersOf, scorersTable, stepSeconds, unscoredPanel, verdictPanel } from "./panels.js";
 import { ServiceView } from "./service.js";
 import { report } from "./source.js";
 
@@ -15,6 +15,8 @@ const CHOICES = [30, 60, 150, 500];
 const SLOWEST = 10;
 const MOST_LINES = LINES.length;
 const MOST_ROWS = 200;
+/** The exit code of a run that its user stopped with Ctrl-C. */
+const INTERRUPTED = 130;
 /** Queues that a scoring service does not have. */
 const OF_TRAINING = ["prompts", "ready"];
 const NO_FIGURES = "No step has closed: there are no figures.";
@@ -162,7 +164,7 @@ export class Overview {
         { label: "Step", cell: stepLink },
         { label: "Waited for", cell: (step) => element("span", {}, swatch(verdictOf(step.verdict).color), step.verdict) },
         { label: "Reward", number: true, cell: (step) => figure(step["reward/mean"]) },
-        { label: "Step", number: true, cell: (step) => seconds(step.closed - step.opened) },
+        { label: "Step", number: true, cell: (step) => seconds(stepSeconds(step)) },
         { label: "Waited", number: true, cell: (step) => seconds(step.trainer_wait_s) },
         { label: "Waited for rewards", number: true, cell: (step) => seconds(step.exposed_reward_s) },
         { label: "Staleness", number: true, cell: (step) => figure(ofStaleness("mean")(step)) },
@@ -307,7 +309,7 @@ function machinesOf(workers) {
 /** How the run ended; nothing while it goes on, or when it is done. */
 function endedPanel(ended) {
   if (ended === null || ended.code === 0) return [];
-  return [element("section", { class: "card now ended" }, element("h2", {}, "The run failed"),
+  return [element("section", { class: "card now ended" }, element("h2", {}, ended.code === INTERRUPTED ? "The run was stopped" : "The run failed"),
     element("p", {}, ended.message), element("p", { class: "note" }, `Exit code ${ended.code}, ${moment(ended.ended)}.`))];
 }
 
@@ -346,7 +348,7 @@ function workersTable(workers) {
     { label: "Slots in use", cell: slots },
     { label: "Policy", wide: true, cell: (worker) => worker.version || "–" },
     { label: "Now", cell: doing },
-  ], ordered, "processes");
+  ], ordered, "stacked");
 }
 
 function ledgerList(ledger) {

@@ -6,9 +6,14 @@ import { CAUSES, OUTCOMES, STAGES, verdictOf } from "./palette.js";
 
 const PIPELINE = "reward_pipeline";
 
+/** Seconds in which a trainer ran a step, without those between two trainers. */
+export function stepSeconds(step) {
+  return step.step_s ?? step.closed - step.opened;
+}
+
 /** Seconds of a step's causes: the waits that it tells, and the rest, in which the trainer worked. */
 export function causeSeconds(step, cause) {
-  if (cause === "trainer") return Math.max(0, step.closed - step.opened - (step.trainer_wait_s ?? 0));
+  if (cause === "trainer") return Math.max(0, stepSeconds(step) - (step.trainer_wait_s ?? 0));
   return step[`wait/${cause}_s`] ?? 0;
 }
 
@@ -51,10 +56,10 @@ function bar(parts, total) {
 }
 
 function figures(step) {
-  const step_s = step.closed - step.opened;
+  const step_s = stepSeconds(step);
   const shown = [
     ["Reward", figure(step["reward/mean"]), "mean"],
-    ["Step", seconds(step_s), `${step.num_samples} samples`],
+    ["Step", seconds(step_s), `${step.num_samples} samples${step.stopped_s ? `, and stopped for ${seconds(step.stopped_s)}` : ""}`],
     ["Waited", seconds(step.trainer_wait_s), known(step.trainer_wait_s) ? `${share(step.trainer_wait_s / step_s)} of the step` : ""],
     ["Waited for rewards alone", seconds(step.exposed_reward_s), known(step.exposed_reward_s) ? `${share(step.exposed_reward_s / step_s)} of the step` : ""],
     ["Staleness", figure(step[`${PIPELINE}/staleness/mean`]), "mean, versions"],

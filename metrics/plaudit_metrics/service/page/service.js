@@ -51,7 +51,7 @@ function figuresOf({ samples, outcomes, minutes, callers: all }) {
     element("div", {}, element("dt", {}, name), element("dd", {}, value, element("small", {}, note)))));
 }
 
-const times = [["p50", "p50_s"], ["p95", "p95_s"], ["Slowest", "max_s"]].map(([label, key]) => ({ label, number: true, cell: (row) => seconds(row[key]) }));
+const times = [["p50", "p50_s"], ["p95", "p95_s"], ["Slowest", "max_s"]].map(([label, key]) => ({ label, number: true, wide: key === "p50_s", cell: (row) => seconds(row[key]) }));
 
 function scorers(rows) {
   const failed = ({ outcomes }) => Object.entries(outcomes).filter(([outcome]) => outcome !== "scored");
@@ -69,7 +69,7 @@ function callers(rows) {
     { label: "Samples", number: true, cell: (row) => figure(row.samples) },
     { label: "Without a score", number: true, cell: (row) => figure(row.unscored) },
     ...times,
-    { label: "Newest", number: true, cell: (row) => clock(row.newest) },
+    { label: "Newest", number: true, wide: true, cell: (row) => clock(row.newest) },
   ], rows);
 }
 
@@ -91,6 +91,6 @@ function newest(rows) {
     { label: "Outcome", cell: (row) => outcomeMark(row.outcome) },
     { label: "Score", number: true, cell: (row) => figure(row.value) },
     { label: "Took", number: true, cell: (row) => seconds(row.seconds) },
-    { label: "Reason", cell: (row) => row.reason || "–" },
-  ], rows);
+    { label: "Reason", cell: (row) => row.reason },
+  ], rows, "stacked");
 }

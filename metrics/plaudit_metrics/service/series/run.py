@@ -97,11 +97,6 @@ def _quantiles(prefix: str, separator: str, step: StepRecord) -> Labelled:
     return seconds
 
 
-def _seconds(step: StepRecord) -> float:
-    """Return the step's length; a trainer of another release may have stamped its close before its beginning."""
-    return max(step.closed - step.opened, 0.0)
-
-
 _MOST_CHARACTERS = 100
 """Of a data source's name in a label."""
 _BOUNDS = {"": "mean", "_low": "low", "_high": "high"}
@@ -174,7 +169,7 @@ _AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, flo
 _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]], ...] = (
     ("plaudit_step", "Number", (), lambda step: {(): step.step}),
     ("plaudit_step_last_closed_timestamp_seconds", "When it was closed", (), lambda step: {(): step.closed}),
-    ("plaudit_last_step_seconds", "Seconds", (), lambda step: {(): _seconds(step)}),
+    ("plaudit_last_step_seconds", "Seconds", (), lambda step: {(): step.length_s}),
     (
         "plaudit_last_step_wait_seconds",
         "Seconds that the trainer waited, by cause",
@@ -243,7 +238,7 @@ class StepSeries(Collector):
     def count(self, record: StepRecord, *, records_missing: int) -> None:
         """Count a closed step."""
         statistics = record.statistics
-        self.seconds.observe(_seconds(record))
+        self.seconds.observe(record.length_s)
         self.exposed_reward_seconds.observe(max(statistics.get("exposed_reward_s", 0.0), 0.0))
         for cause in ALL_CAUSES:
             self.wait_seconds.labels(cause).observe(max(statistics.get(f"wait/{cause}_s", 0.0), 0.0))
@@ -254,7 +249,7 @@ class StepSeries(Collector):
 
     def show(self, record: StepRecord) -> None:
         """Show a step as the newest without counting it."""
-        self._lengths_s.append(_seconds(record))
+        self._lengths_s.append(record.length_s)
         self._recent.append(record.statistics)
         self._newest = record
 

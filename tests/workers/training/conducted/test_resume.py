@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.sources.sample_schema import FOLDER, samples_file
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.data_facts import DataFacts, FileFacts, accept
@@ -126,10 +128,11 @@ async def test_a_killed_trainer_that_replaces_groups_trains_every_position_once_
     assert [step.step for step in simulation.steps()] == list(range(1, 9))
 
 
-async def test_the_stored_samples_of_a_step_that_was_interrupted_twice_are_whole(
+async def test_a_step_that_was_interrupted_twice_has_all_its_samples_and_no_time_between_its_trainers(
     simulation: Any, make_plan: MakePlan
 ) -> None:
     plan, loop = make_plan(steps=3, mini_batches=4), asyncio.get_running_loop()
+    between_s, began = 1.0, time.monotonic()
     async with simulation.workers():
         for updates in (5, 1):  # stopped in the first update of step 2, then in its second
             stop, left = asyncio.Event(), iter(range(updates, 0, -1))
@@ -142,15 +145,24 @@ async def test_the_stored_samples_of_a_step_that_was_interrupted_twice_are_whole
             simulation.update_s = update_s
             done, _ = await simulation.train(plan, stop)
             assert not done
+            await asyncio.sleep(between_s)  # the pause itself
         simulation.update_s = lambda groups: 0.0
         done, _ = await simulation.train(plan)
     assert done
+    trained_s, series = time.monotonic() - began - 2 * between_s, RunSeries()
     for record in simulation.steps():
+        series.count_step(record, records_missing=0)
+        figures, stopped_s = record.statistics, record.statistics.get("stopped_s", 0.0)
+        assert stopped_s >= (2 * between_s if record.step == 2 else 0.0)
+        assert figures["trainer_wait_s"] <= figures["step_s"] == figures["timing_s/step"]
+        assert figures["step_s"] == pytest.approx(record.closed - record.opened - stopped_s)
         rows = pq.read_table(samples_file(simulation.folder / FOLDER, record.step, record.incarnation)).to_pylist()
         stored = sorted((int(row["group"].split("-")[1]), row["index"]) for row in rows)
         positions = range(record.step * 4 - 4, record.step * 4)
         assert stored == [(position, index) for position in positions for index in range(4)]
         assert {row["incarnation"] for row in rows} == ({1, 2, 3} if record.step == 2 else {record.incarnation})
+    sums = {sample.name: sample.value for family in series.registry.collect() for sample in family.samples}
+    assert sums["plaudit_step_wait_seconds_sum"] <= sums["plaudit_step_seconds_sum"] <= trained_s
 
 
 @pytest.mark.long
