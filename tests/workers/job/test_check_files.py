@@ -26,7 +26,7 @@ ROW = {
 def folder(tmp_path: Path) -> Path:
     """What the small job names, all in order."""
     (tmp_path / "model").mkdir()
-    for name in ("config.json", "tokenizer.json"):
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / "model" / name).write_text("{}")
     (tmp_path / "data").mkdir()
     pa.parquet.write_table(pa.Table.from_pylist([ROW]), tmp_path / "data" / "train.parquet")
@@ -294,6 +294,17 @@ def test_a_jsonl_file_with_wrong_rows_is_reported(
     (folder / "rows.jsonl").write_text(text)
     (said,) = told(data__train={"path": "rows.jsonl"})
     assert said.startswith(f"spec.data.train.path: rows.jsonl: {words}")
+
+
+def test_a_model_without_weights_is_named(folder: Path, told: Callable[..., list[str]]) -> None:
+    weights, engine = folder / "model" / "model.safetensors", {"rollout.engine.kind": "vllm"}
+    assert told(**engine) == []
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    (said,) = told(**engine)
+    assert said.startswith("spec.model.source: model/model.safetensors is a pointer of Git LFS, not weights. Run git")
+    weights.unlink()
+    (said,) = told(**engine)
+    assert said.startswith("spec.model.source: model has config.json, but no weights (*.safetensors or *.bin). Save")
 
 
 def test_a_hub_id_that_is_nearly_a_folder_is_one(told: Callable[..., list[str]]) -> None:
