@@ -167,7 +167,10 @@ def without_effect(job: RLJob) -> list[Problem]:
     ]
     cases = refusals(
         (
-            loss.kind != "python" and loss.correction != "none" and algorithm.updates_per_step == 1,
+            loss.kind != "python"
+            and loss.correction != "none"
+            and algorithm.updates_per_step == 1
+            and bool(loss.model_fields_set & {"clip_low", "clip_high", "clip_ratio_c"}),
             f"{_LOSS}.correction",
             f"with {loss.correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change "
             "nothing",

@@ -104,7 +104,16 @@ def test_schema_prints_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "words"), [(RefusedError("mend it"), 2, "mend it\n"), (KeyboardInterrupt(), 130, "")]
+    ("raised", "code", "words"),
+    [
+        (RefusedError("mend it"), 2, "mend it\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (
+            ModuleNotFoundError(name="ray"),
+            2,
+            "plaudit end: the package ray is not installed. Install plaudit-workers[ray] for " + sys.executable + "\n",
+        ),
+    ],
 )
 def test_a_refusal_and_an_interruption_end_a_command_quietly(
     tmp_path: Path,

@@ -145,6 +145,21 @@ def lacking_gpus(job: RLJob) -> Iterator[Problem]:
         )
 
 
+def lacking_packages(job: RLJob) -> Iterator[Problem]:
+    """Yield what the job's processes import and this machine lacks; a run elsewhere may have it."""
+    if not job.spec.trains:
+        return
+    generates = any(rollout.engine.kind == "vllm" for rollout in job.spec.rollout.by_group.values())
+    needed = [("spec.rollout.engine.kind", "vllm", "rollout")] if generates else []
+    for field, package, extra in (*needed, ("spec.trainer", "torch", "training")):
+        if find_spec(package) is None:
+            yield Problem(
+                field,
+                f"{package} is not installed for {sys.executable}",
+                f"Install plaudit-workers[{extra}], or run the job where it is (plaudit run --address, Kubernetes)",
+            )
+
+
 def _gpus_here() -> int:
     """Return the number of NVIDIA's GPUs that processes of this machine see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
