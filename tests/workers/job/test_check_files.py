@@ -217,6 +217,11 @@ def test_a_hub_id_is_looked_up_in_the_cache_when_the_hub_is_out_of_reach(
             "import re\ndef other(sample): ...\n",
             ".function: reward.py does not define 'compute_score'. It defines: other",
         ),
+        (
+            "def compute_score(sample):\n    score = 1\n",
+            ".function: compute_score in reward.py returns no value, so that no sample gets a score. "
+            "Return a number. See docs/rewards/python.md",
+        ),
         ("# nothing\n", ".function: reward.py does not define 'compute_score'. It defines: nothing"),
     ],
 )
@@ -310,6 +315,8 @@ def test_a_model_without_weights_is_named(folder: Path, told: Callable[..., list
 def test_a_hub_id_that_is_nearly_a_folder_is_one(told: Callable[..., list[str]]) -> None:
     (problem,) = told(model={"source": "modle"})
     assert problem.startswith("spec.model.source: there is no folder modle. Did you mean ./model?")
+    (problem,) = told(model={"source": "./model/config.json"})
+    assert problem.startswith("spec.model.source: model/config.json is a file. Name the folder that it is in, model")
     (problem,) = told(model={"source": "./modle"})
     assert problem.startswith("spec.model.source: there is no folder modle. Did you mean model?")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from plaudit_job.checks import python_problems
+from plaudit_job.checks import python_problems, returns_nothing
 from plaudit_job.fields import is_hub_id
 from plaudit_job.problem import Problem, did_you_mean, nearest
 from plaudit_job.spec.rewards import RewardModelSpec, ServedModelSpec
@@ -73,6 +73,9 @@ def _source(field: str, source: str, needed: tuple[str, ...], beside: Sequence[s
         return
     folder = Path(source)
     if not os.path.isdir(folder):
+        if folder.is_file():
+            yield Problem(field, f"{source} is a file", f"Name the folder that it is in, {folder.parent}")
+            return
         meant = [str(folder.parent / near) for near in _near_folders(folder.name, [folder.parent])]
         remedy = did_you_mean(meant) or "Create or download the model first."
         yield Problem(field, f"there is no folder {source}", f"{remedy} {_RELATIVE}")
@@ -141,7 +144,7 @@ def _scorers(job: RLJob) -> Iterator[Problem]:
     for index, scorer in enumerate(job.spec.reward.scorers):
         field = f"spec.reward.scorers[{index}]"
         if scorer.python:
-            yield from python_problems(f"{field}.python", scorer.python.path, scorer.python.function)
+            yield from _function(f"{field}.python", scorer.python.path, scorer.python.function)
         if scorer.judge:
             yield from _template(
                 f"{field}.judge.promptTemplate.path", scorer.judge.prompt_template.path, group=scorer.scope == "group"
@@ -154,6 +157,15 @@ def _scorers(job: RLJob) -> Iterator[Problem]:
     combine = job.spec.reward.combine
     if combine.kind == "python":
         yield from python_problems("spec.reward.combine", combine.path, combine.function)
+
+
+def _function(field: str, path: str, name: str) -> Iterator[Problem]:
+    problems = list(python_problems(field, path, name))
+    yield from problems
+    with suppress(OSError):
+        if not problems and returns_nothing(Path(path).read_bytes(), name):
+            told = f"{name} in {path} returns no value, so that no sample gets a score"
+            yield Problem(f"{field}.function", told, "Return a number. See docs/rewards/python.md")
 
 
 def _template(field: str, path: str, *, group: bool) -> Iterator[Problem]:
