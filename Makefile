@@ -46,13 +46,14 @@ wheels: install ## the nine distributions as wheels, in dist/
 	@ls dist
 
 VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"$$/\1/p' wire/plaudit_wire/__init__.py)
-release: wheels plugin chart ## wheels, chart, kubectl plugin, SBOM, checksums and this version's changes, in dist/
+release: wheels plugin chart ## wheels, their tested versions of other packages, chart, kubectl plugin, SBOM, checksums and this version's changes, in dist/
 	@for part in workers operator; do \
 	  $(UV) run -q --no-project --isolated --python $(BIN)/python --with-requirements requirements/release.txt \
-	    cyclonedx-py requirements requirements/$$part.txt --output-reproducible -o dist/plaudit-$$part-$(VERSION).cdx.json || exit 1; \
+	    cyclonedx-py requirements requirements/$$part.txt --pyproject $$part/pyproject.toml --output-reproducible -o dist/plaudit-$$part-$(VERSION).cdx.json || exit 1; \
 	done
 	@awk -v version='$(VERSION)' '/^## /{on = ($$2 == version || ($$2 == "Unreleased" && !found)); found = found || $$2 == version; if (on) text = ""} \
 	  on{text = text $$0 "\n"} END{printf "%s", text}' CHANGELOG.md > dist/CHANGES-$(VERSION).md
+	@cp requirements/all.txt dist/requirements-$(VERSION).txt
 	@cd dist && rm -f SHA256SUMS && find . -maxdepth 1 -type f ! -name SHA256SUMS | sed 's|^\./||' | LC_ALL=C sort | xargs sha256sum > SHA256SUMS && cat SHA256SUMS
 
 docs: install ## the documentation as a site with search, in dist/docs/<version>/

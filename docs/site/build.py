@@ -9,6 +9,7 @@ loses its link.
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -30,6 +31,8 @@ _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _BLOCK = re.compile(r"^(?!\s*(?:[-*|]|\d+\. )).*\S\n(?=(?:- |\* |\d+\. |\| ))", re.MULTILINE)
 """A line of a paragraph before a list or a table; Python's Markdown wants an empty line between them."""
+_BAR_IN_CODE = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+"""Code in a table's cell with an escaped bar, whose backslash Python's Markdown shows."""
 
 
 def main(arguments: list[str]) -> int:
@@ -73,10 +76,16 @@ def _stage(page: Path, staged: Path) -> None:
     parts = _FENCE.split(page.read_text(encoding="utf-8"))
     for number in range(0, len(parts), 2):  # the others are blocks of code
         text = _LINK.sub(lambda link: _link(link, page, staged), parts[number])
-        parts[number] = _BLOCK.sub(lambda line: line[0] + "\n", text)
+        text = _BLOCK.sub(lambda line: line[0] + "\n", text)
+        parts[number] = _BAR_IN_CODE.sub(lambda code: _as_html(code[1]), text)
     target = staged / page.relative_to(ROOT)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("".join(parts), encoding="utf-8")
+
+
+def _as_html(code: str) -> str:
+    bare = html.escape(code.replace(r"\|", "|"))
+    return f"<code>{bare.replace('|', '&#124;')}</code>"
 
 
 def _link(link: re.Match[str], page: Path, staged: Path) -> str:

@@ -29,6 +29,11 @@ def python_problems(field: str, path: str, name: str, name_field: str = "functio
     if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe or a device may never end
         yield Problem(f"{field}.path", f"{path} is no regular file", "Name a Python file")
         return
+    if file.suffix == ".ipynb":  # its JSON reads as Python
+        yield Problem(
+            f"{field}.path", f"{path} is a notebook", "Name a Python file, such as jupyter nbconvert --to script writes"
+        )
+        return
     try:
         source = file.read_bytes()
     except (FileNotFoundError, ValueError):  # ValueError: it holds a NUL
@@ -54,6 +59,22 @@ def source_problem(field: str, path: str, source: bytes, name: str, name_field: 
     modules = {name for node in tree.body if isinstance(node, ast.Import) for name in _imported(node)}
     defined = ", ".join(sorted(n for n in names - modules if not n.startswith("_"))) or "nothing"
     return Problem(f"{field}.{name_field}", f"{path} does not define {name!r}", f"It defines: {defined}")
+
+
+def returns_nothing(source: bytes, name: str) -> bool:
+    """Return True for a function of a file's top level that assigns something, but returns no value."""
+    try:
+        statements = ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return False
+    found = [n for n in statements if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == name]
+    if len(found) != 1 or found[0].decorator_list:  # a decorator may return what the function does not
+        return False
+    inside = list(ast.walk(found[0]))
+    assigns = any(isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) for node in inside)
+    return assigns and not any(
+        isinstance(node, ast.Yield | ast.YieldFrom) or (isinstance(node, ast.Return) and node.value) for node in inside
+    )
 
 
 def _names(tree: ast.Module) -> set[str] | None:
@@ -167,7 +188,10 @@ def without_effect(job: RLJob) -> list[Problem]:
     ]
     cases = refusals(
         (
-            loss.kind != "python" and loss.correction != "none" and algorithm.updates_per_step == 1,
+            loss.kind != "python"
+            and loss.correction != "none"
+            and algorithm.updates_per_step == 1
+            and bool(loss.model_fields_set & {"clip_low", "clip_high", "clip_ratio_c"}),
             f"{_LOSS}.correction",
             f"with {loss.correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change "
             "nothing",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -14,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from plaudit_job.peers import answer_for
-from plaudit_job.problem import Problem
+from plaudit_job.problem import Problem, did_you_mean, nearest
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.section import BYTE_QUANTITY, DNS_LABEL, PYTHON_NAME, SCORER_NAME, JobPath, choices
 
@@ -93,17 +92,13 @@ def _unknown(_: Any, __: dict[str, Any], root: type[BaseModel], location: Locati
     if answer := answer_for(str(location[-1])):
         return "is not a field of this section", answer
     names = _names(root, location[:-1])
-    near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.6)
-    known = f"Fields here: {', '.join(names)}"
-    elsewhere = [] if near else _elsewhere(root, location)
-    if near or elsewhere:
-        return "is not a field of this section", f"Did you mean {' or '.join(near or elsewhere)}? {known}"
-    return "is not a field of this section", known
+    meant = nearest(str(location[-1]), names) or _elsewhere(root, location)
+    return "is not a field of this section", did_you_mean(meant, f"Fields here: {', '.join(names)}")
 
 
 def meant_field(root: type[BaseModel], location: Location) -> Location | None:
     """Return the location of the field that an unknown one is a mistyped name of; None where none is near."""
-    near = difflib.get_close_matches(str(location[-1]), _names(root, location[:-1]), n=1, cutoff=0.6)
+    near = nearest(str(location[-1]), _names(root, location[:-1]))
     return (*location[:-1], near[0]) if near else None
 
 

@@ -42,7 +42,7 @@ from plaudit_job.fields import (
     resolve_paths,
     section_of,
 )
-from plaudit_job.problem import JobError, Problem, is_within
+from plaudit_job.problem import JobError, Problem, did_you_mean, is_within, nearest
 from plaudit_job.rules.job import rule_problems
 from plaudit_job.spec.reward_service import document_model, job_of
 from plaudit_job.spec.rljob import TRAINING_SECTIONS, RLJob
@@ -121,7 +121,9 @@ def _text(path: Path) -> str:
             raise JobError([Problem("", f"has more than {_MOST_BYTES >> 20} MiB", "Give the path of a job file")], path)
         return content.decode("utf-8")
     except FileNotFoundError as error:
-        raise JobError([Problem("", "no such file", "Give the path of a job file")], path) from error
+        beside = (str(file) for file in path.parent.glob("*.y*ml"))
+        remedy = did_you_mean(nearest(str(path), beside, likeness=0.8)) or "Give the path of a job file"
+        raise JobError([Problem("", "no such file", remedy)], path) from error
     except UnicodeDecodeError as error:
         raise JobError([Problem("", "not UTF-8 text", "Give the path of a YAML file")], path) from error
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from plaudit_wire.errors import RefusedError
@@ -42,6 +43,16 @@ class Problem:
 def is_within(field: str, sections: Iterable[str]) -> bool:
     """Return True for one of these fields, and for a field below one of them."""
     return any(field == section or field.startswith((f"{section}.", f"{section}[")) for section in sections)
+
+
+def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> list[str]:
+    """Return the known name that a mistyped one is most similar to; none where all differ too much."""
+    return get_close_matches(name, list(known), n=1, cutoff=likeness)
+
+
+def did_you_mean(meant: Sequence[str], otherwise: str = "") -> str:
+    """Return a remedy that asks for these names first; without any, it is what stands otherwise."""
+    return f"Did you mean {' or '.join(meant)}? {otherwise}".rstrip() if meant else otherwise
 
 
 Case = tuple[object, str, str, str, *tuple[str, ...]]

@@ -73,6 +73,11 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert printed.out == ""
 
 
+def test_a_job_file_of_a_similar_name_is_named(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(job.with_suffix(".yml"))]) == 2
+    assert capsys.readouterr().err == f"{job.with_suffix('.yml')}: no such file. Did you mean {job}?\n"
+
+
 def test_validate_prints_the_notices_of_run_for_a_valid_job(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(job)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -104,7 +109,16 @@ def test_schema_prints_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "words"), [(RefusedError("mend it"), 2, "mend it\n"), (KeyboardInterrupt(), 130, "")]
+    ("raised", "code", "words"),
+    [
+        (RefusedError("mend it"), 2, "mend it\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (
+            ModuleNotFoundError(name="ray"),
+            2,
+            "plaudit end: the package ray is not installed. Install plaudit-workers[ray] for " + sys.executable + "\n",
+        ),
+    ],
 )
 def test_a_refusal_and_an_interruption_end_a_command_quietly(
     tmp_path: Path,

@@ -144,3 +144,8 @@ def test_long_texts_are_cut_unless_they_are_wanted_whole(run: Path, capsys: pyte
     pyarrow.parquet.write_table(pyarrow.table({**table.to_pydict(), **columns}), file)
     assert f"response: {'x' * 1000}… (--full)\n" in printed(capsys, run, "--step", "1")
     assert "x" * 5000 in printed(capsys, run, "--step", "1", "--full")
+    failed = row(1, 0, None, reason="Traceback" + "x" * 5000 + "HTTP Error 400")
+    pyarrow.parquet.write_table(pyarrow.table({**pyarrow.Table.from_pylist([failed]).to_pydict(), **columns}), file)
+    assert re.search(
+        r"reason: data_error: Trace\w+… \(--full\) …x+HTTP Error 400\n", printed(capsys, run, "--step", "1")
+    )

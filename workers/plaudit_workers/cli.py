@@ -373,6 +373,10 @@ COMMANDS: dict[str, Subcommand] = {
 """By name, in the order of ``plaudit --help``. A new command is a line here."""
 
 
+_EXTRAS = {"ray": "ray", "vllm": "rollout", "torch": "training", "transformers": "training", "pyarrow": "training"}
+"""Packages that only some commands import, each with the extra that brings it."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Print an error as one line, without the usage."""
 
@@ -393,6 +397,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except RefusedError as refused:
         print(refused, file=sys.stderr)
+        return EXIT_REFUSED
+    except ModuleNotFoundError as missing:
+        if missing.name not in _EXTRAS:
+            raise
+        remedy = f"Install plaudit-workers[{_EXTRAS[missing.name]}] for {sys.executable}"
+        print(f"plaudit {arguments.command}: the package {missing.name} is not installed. {remedy}", file=sys.stderr)
         return EXIT_REFUSED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

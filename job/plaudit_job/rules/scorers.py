@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from plaudit_job.problem import Problem
+from plaudit_job.problem import Problem, did_you_mean, nearest
 from plaudit_job.rules.answers import answer_schema, json_path, score_path, score_pattern
 from plaudit_job.rules.arguments import RULE_ARGUMENTS, read_arguments
 from plaudit_job.spec.rewards import KINDS, JudgeSpec, ScorerSpec, ServiceSpec, kinds_with
@@ -67,9 +67,8 @@ def _kind(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
                 also=(f"{field}.kind",),
             )
     if scorer.kind == "rule" and scorer.rule is not None and scorer.rule not in RULE_ARGUMENTS:
-        yield Problem(
-            f"{field}.rule", f"there is no rule {scorer.rule!r}", f"Rules are {', '.join(sorted(RULE_ARGUMENTS))}"
-        )
+        remedy = did_you_mean(nearest(scorer.rule, RULE_ARGUMENTS), f"Rules are {', '.join(sorted(RULE_ARGUMENTS))}")
+        yield Problem(f"{field}.rule", f"there is no rule {scorer.rule!r}", remedy)
     elif scorer.kind == "rule":
         try:
             read_arguments(scorer.rule, scorer.rule_arguments)

@@ -412,7 +412,10 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
         [{**PYTHON, "rule": "gsm8k"}],
         "spec.reward.scorers[0].rule: applies to kind rule only, but this scorer has kind python. Set kind to",
     ),
-    ([{**RULE, "rule": "gsm9k"}], "spec.reward.scorers[0].rule: there is no rule 'gsm9k'. Rules are code, format, "),
+    (
+        [{**RULE, "rule": "gsm9k"}],
+        "spec.reward.scorers[0].rule: there is no rule 'gsm9k'. Did you mean gsm8k? Rules are code, format, ",
+    ),
     (
         [{**RULE, "isolation": "inline"}],
         "spec.reward.scorers[0].isolation: applies to kind python only, but this scorer has kind rule. Set kind",

@@ -26,7 +26,7 @@ ROW = {
 def folder(tmp_path: Path) -> Path:
     """What the small job names, all in order."""
     (tmp_path / "model").mkdir()
-    for name in ("config.json", "tokenizer.json"):
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / "model" / name).write_text("{}")
     (tmp_path / "data").mkdir()
     pa.parquet.write_table(pa.Table.from_pylist([ROW]), tmp_path / "data" / "train.parquet")
@@ -217,6 +217,11 @@ def test_a_hub_id_is_looked_up_in_the_cache_when_the_hub_is_out_of_reach(
             "import re\ndef other(sample): ...\n",
             ".function: reward.py does not define 'compute_score'. It defines: other",
         ),
+        (
+            "def compute_score(sample):\n    score = 1\n",
+            ".function: compute_score in reward.py returns no value, so that no sample gets a score. "
+            "Return a number. See docs/rewards/python.md",
+        ),
         ("# nothing\n", ".function: reward.py does not define 'compute_score'. It defines: nothing"),
     ],
 )
@@ -296,9 +301,22 @@ def test_a_jsonl_file_with_wrong_rows_is_reported(
     assert said.startswith(f"spec.data.train.path: rows.jsonl: {words}")
 
 
+def test_a_model_without_weights_is_named(folder: Path, told: Callable[..., list[str]]) -> None:
+    weights, engine = folder / "model" / "model.safetensors", {"rollout.engine.kind": "vllm"}
+    assert told(**engine) == []
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    (said,) = told(**engine)
+    assert said.startswith("spec.model.source: model/model.safetensors is a pointer of Git LFS, not weights. Run git")
+    weights.unlink()
+    (said,) = told(**engine)
+    assert said.startswith("spec.model.source: model has config.json, but no weights (*.safetensors or *.bin). Save")
+
+
 def test_a_hub_id_that_is_nearly_a_folder_is_one(told: Callable[..., list[str]]) -> None:
     (problem,) = told(model={"source": "modle"})
     assert problem.startswith("spec.model.source: there is no folder modle. Did you mean ./model?")
+    (problem,) = told(model={"source": "./model/config.json"})
+    assert problem.startswith("spec.model.source: model/config.json is a file. Name the folder that it is in, model")
     (problem,) = told(model={"source": "./modle"})
     assert problem.startswith("spec.model.source: there is no folder modle. Did you mean model?")
 

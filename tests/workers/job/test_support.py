@@ -36,9 +36,10 @@ def test_unimplemented_features_are_refused(changed: Change, fields: dict[str, A
     [("tis", 1, True), ("decoupled", 1, True), ("none", 1, False), ("tis", 2, False)],
 )
 def test_a_clip_that_never_acts_is_noted(changed: Change, correction: str, mini_batches: int, noted: bool) -> None:
-    fields = {"algorithm.loss": {"correction": correction}, "algorithm.miniBatchesPerStep": mini_batches}
-    notes = without_effect(parse_job(changed(fields)))
+    loss, fields = {"correction": correction}, {"algorithm.miniBatchesPerStep": mini_batches}
+    notes = without_effect(parse_job(changed(fields | {"algorithm.loss": loss | {"clipHigh": 0.28}})))
     assert [note.field for note in notes] == ["spec.algorithm.loss.correction"] * noted
+    assert without_effect(parse_job(changed(fields | {"algorithm.loss": loss}))) == []  # its clips are nobody's wish
 
 
 @pytest.mark.parametrize(

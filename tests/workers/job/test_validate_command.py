@@ -10,7 +10,8 @@ import pytest
 from plaudit_job.load import parse_job
 from plaudit_job.problem import Problem
 from plaudit_workers.cli import main
-from plaudit_workers.launch.code_checks import lacking_gpus
+from plaudit_workers.launch import code_checks
+from plaudit_workers.launch.code_checks import lacking_gpus, lacking_packages
 
 REWARDS = """
 import nowhere_to_be_found
@@ -269,3 +270,14 @@ def test_engines_of_more_gpus_than_the_machine_has_are_named(
     found = "".join(map(str, lacking_gpus(parse_job(changed({"rollout": rollout})))))
     assert found.startswith(expected)
     assert bool(found) == bool(expected)
+
+
+def test_packages_that_a_run_would_lack_are_named(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = parse_job(changed({"rollout.engine.kind": "vllm"}))
+    assert list(lacking_packages(job)) == []
+    monkeypatch.setattr(code_checks, "find_spec", lambda package: None)
+    engine, trainer = map(str, lacking_packages(job))
+    assert engine.startswith("spec.rollout.engine.kind: vllm is not installed for ")
+    assert "Install plaudit-workers[training], or run the job where it is" in trainer

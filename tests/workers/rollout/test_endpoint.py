@@ -336,7 +336,9 @@ async def test_a_program_that_fails_gives_its_sample_no_score(hold, function, ou
     assert body.sample.agent_reward is None
 
 
-@pytest.mark.parametrize(("function", "message"), [("silent", "it made no request"), ("several", "n is 2")])
+@pytest.mark.parametrize(
+    ("function", "message"), [("silent", "it made no request"), ("several", "policy: its request was refused: n is 2")]
+)
 async def test_a_program_without_a_turn_gives_its_sample_no_score(hold, function, message) -> None:
     body = await hold(function, "Yes.")
     assert (body.sample.failure.outcome, body.sample.failure.value) == ("data_error", None)

@@ -87,7 +87,8 @@ class OpenEnv:
         action = {"properties": {"number": {"type": "integer"}, "metadata": {}}, "required": ["number"]}
 
         async def openapi(request):
-            return web.json_response({"paths": {"/schema": {}, "/health": {}}})
+            tasks = {"/list_environments": {}, "/{env_name}/tasks": {}}  # as OpenEnv 0.10 has
+            return web.json_response({"paths": {**tasks, "/schema": {}, "/health": {}}})
 
         async def schema(request):
             return web.json_response({"action": action, "observation": {}, "state": {}})

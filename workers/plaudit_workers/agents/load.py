@@ -225,11 +225,11 @@ def _load_server(source: EnvironmentServer) -> Environment:
     if {"/seed_session", "/verify"} <= routes.paths:
         _refuse_spread(source, "a resources server of NeMo Gym")
         return ResourcesServer(source, routes)
+    if "/schema" in routes.paths:  # first, because OpenEnv lists its tasks by the routes of the Open Reward Standard
+        return OpenEnvServer(source, routes)
     if OPEN_REWARD_ROUTE in routes.paths:
         _refuse_spread(source, "a server of the Open Reward Standard")
         return OpenRewardServer(source)
-    if "/schema" in routes.paths:
-        return OpenEnvServer(source, routes)
     raise ConfigurationError(
         f"the server at {source.url} is no environment: an OpenEnv server has the route /schema, a resources server of "
         f"NeMo Gym /seed_session and /verify, one of the Open Reward Standard {OPEN_REWARD_ROUTE}; this one has "

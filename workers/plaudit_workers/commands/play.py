@@ -423,9 +423,10 @@ def _times(sample: PlayedSample) -> str:
     own = "".join(f", {name} {of.call_s:.2f}" for name, of in scorers.items())
     calls = Counter(call.tool for turn in generation.turns for call in turn.calls)
     called = "".join(f", {count} × {name or 'unknown tool'}" for name, count in calls.items())
+    turns = f"{len(generation.turns)} turns" if len(generation.turns) > 1 else "1 turn"
     return (
         f"{stamps.committed - stamps.admitted:.2f} s: policy {generation.generate_s:.2f} s in "
-        f"{max(1, len(generation.turns))} turns ({generation.response_tokens:,} tokens); agent "
+        f"{turns} ({generation.response_tokens:,} tokens); agent "
         f"{generation.tool_s:.2f} s{called}; scoring {stamps.committed - stamps.published:.2f} s{own}"
     )
 

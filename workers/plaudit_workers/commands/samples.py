@@ -26,6 +26,8 @@ from plaudit_wire.records import ScorerRecord
 from plaudit_workers.process import EXIT_DONE
 
 _TEXT_CHARACTERS = 1000
+_REASON_TAIL = 700
+"""Of a reason's characters: a traceback says in its last line what happened."""
 _STEP = re.compile(r"step-(\d+)-")
 
 
@@ -148,11 +150,12 @@ def sample_lines(row: Row, full: bool) -> Iterator[Text]:
     head = f"step {row['step']} · group {row['group']} sample {row['index']} · {row['data_source']} · {score}"
     yield Text(_printable(head), style="bold red" if row["score"] is None else "bold")
     if row["score"] is None:
-        yield _line("reason", f"{row['outcome'] or row['end']}: {row['reason'] or row['end_reason'] or ''}", full)
+        reason = f"{row['outcome'] or row['end']}: {row['reason'] or row['end_reason'] or ''}"
+        yield _line("reason", reason, full, tail=_REASON_TAIL)
     for name, scorer in scorers_of_row(row).items():
-        yield _line(name, _result(scorer), full)
+        yield _line(name, _result(scorer), full, tail=_REASON_TAIL)
     for name, audit in row.get("audits", {}).items():
-        yield _line(f"{name} (audit)", _result(audit), full)
+        yield _line(f"{name} (audit)", _result(audit), full, tail=_REASON_TAIL)
     yield _line("prompt", row["prompt"] or "", full)
     if row.get("completion_json"):
         yield from _conversation(row, full)
@@ -183,8 +186,11 @@ def _conversation(row: Row, full: bool) -> Iterator[Text]:
             yield _line(f"  calls {call.tool} ({call.outcome or 'no record'}{took})", call.arguments.text, full)
 
 
-def _line(name: str, text: str, full: bool) -> Text:
-    shown = text if full or len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}… (--full)"
+def _line(name: str, text: str, full: bool, tail: int = 0) -> Text:
+    """Return a text under its name, cut unless ``full``: its first characters and the last ``tail``."""
+    cut = _TEXT_CHARACTERS - tail
+    is_short = full or len(text) <= _TEXT_CHARACTERS
+    shown = text if is_short else f"{text[:cut]}… (--full){' …' + text[-tail:] if tail else ''}"
     return Text.assemble((f"  {_printable(name)}: ", "dim"), _printable(shown))
 
 

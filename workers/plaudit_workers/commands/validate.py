@@ -12,7 +12,7 @@ from plaudit_job.problem import JobError, Problem
 from plaudit_job.reference import job_schema
 from plaudit_workers.commands.plan import known_problems
 from plaudit_workers.launch.checks import short_model
-from plaudit_workers.launch.code_checks import all_problems, ignored, lacking_gpus
+from plaudit_workers.launch.code_checks import all_problems, ignored, lacking_gpus, lacking_packages
 from plaudit_workers.process import EXIT_DONE
 
 
@@ -30,7 +30,8 @@ def validate(arguments: argparse.Namespace) -> int:
             raise JobError(locate(report.problems, path), path)
         job = examination.job
         problems = [*report.problems, *known_problems(job)]
-        notes = [*report.notes, *short_model(job), *lacking_gpus(job), *ignored(job), *without_effect(job)]
+        away = (*lacking_packages(job), *lacking_gpus(job))
+        notes = [*report.notes, *short_model(job), *away, *ignored(job), *without_effect(job)]
     if problems:
         raise JobError(locate(problems, path), path)
     print(f"{path}: valid ({job.metadata.name})")

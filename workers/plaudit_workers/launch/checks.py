@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from plaudit_job.checks import python_problems
+from plaudit_job.checks import python_problems, returns_nothing
 from plaudit_job.fields import is_hub_id
-from plaudit_job.problem import Problem
+from plaudit_job.problem import Problem, did_you_mean, nearest
 from plaudit_job.spec.rewards import RewardModelSpec, ServedModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.tasks import TaskError, read_tasks
@@ -31,6 +30,8 @@ from plaudit_wire.errors import ConfigurationError
 
 _REWARD_CLASS = re.compile(r"(ForRewardModeling|(For(Process)?)?RewardModel)$")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
+_GIT_LFS = b"version https://git-lfs"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _RELATIVE = "Correct the path: it is relative to the job file"
 _ACCEPTED_WITHIN_S = 5.0
@@ -47,6 +48,9 @@ def _model(job: RLJob) -> Iterator[Problem]:
     model = job.spec.model
     data = [job.spec.data.train.path, *(entry.path for entry in job.spec.data.train.mixture)]
     yield from _source("spec.model.source", model.source, ("config.json",), [path for path in data if path])
+    folder = Path(model.source)
+    if (folder / "config.json").is_file() and any(e.engine.kind == "vllm" for e in job.spec.rollout.by_group.values()):
+        yield from _weights("spec.model.source", folder)
     if model.tokenizer:
         yield from _source("spec.model.tokenizer", model.tokenizer, ())
     tokenizer = model.tokenizer or model.source
@@ -69,8 +73,11 @@ def _source(field: str, source: str, needed: tuple[str, ...], beside: Sequence[s
         return
     folder = Path(source)
     if not os.path.isdir(folder):
-        near = _nearest(folder.name, [folder.parent])
-        remedy = f"Did you mean {folder.parent / near}?" if near else "Create or download the model first."
+        if folder.is_file():
+            yield Problem(field, f"{source} is a file", f"Name the folder that it is in, {folder.parent}")
+            return
+        meant = [str(folder.parent / near) for near in _near_folders(folder.name, [folder.parent])]
+        remedy = did_you_mean(meant) or "Create or download the model first."
         yield Problem(field, f"there is no folder {source}", f"{remedy} {_RELATIVE}")
         return
     for name in needed:
@@ -78,22 +85,33 @@ def _source(field: str, source: str, needed: tuple[str, ...], beside: Sequence[s
             yield Problem(field, f"{source} has no {name}", "Name a folder written by save_pretrained")
 
 
-def _nearest(name: str, folders: Iterable[Path]) -> str:
-    """Return the name of a folder in these that is similar to a mistyped one; empty for none."""
-    names = {each.name for folder in folders if folder.is_dir() for each in folder.iterdir() if each.is_dir()}
-    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.75)), "")
+def _weights(field: str, folder: Path) -> Iterator[Problem]:
+    """Yield that a folder with a configuration has no weights, or their places in Git LFS."""
+    files = [file for pattern in _WEIGHT_FILES for file in sorted(folder.glob(pattern))]
+    if not files:
+        yield Problem(
+            field,
+            f"{folder} has config.json, but no weights ({' or '.join(_WEIGHT_FILES)})",
+            "Save the model there with save_pretrained, or download all of its files",
+        )
+    for file in files[:1]:
+        with suppress(OSError), file.open("rb") as content:
+            if content.read(len(_GIT_LFS)) == _GIT_LFS:
+                yield Problem(field, f"{file} is a pointer of Git LFS, not weights", f"Run git lfs pull in {folder}")
 
 
-def _near_folder(source: str, beside: Sequence[str]) -> str:
-    """Return the folder of a similar name that lies near a file of the job; empty for none."""
-    return _nearest(source, {folder for path in beside for folder in list(Path(path).parents)[:2]})
+def _near_folders(name: str, beside: Iterable[Path]) -> list[str]:
+    """Return the name of the folder in these that a mistyped one is similar to."""
+    names = {each.name for folder in beside if folder.is_dir() for each in folder.iterdir() if each.is_dir()}
+    return nearest(name, names, likeness=0.75)
 
 
 def _hub(field: str, source: str, beside: Sequence[str]) -> Iterator[Problem]:
+    around = {folder for path in beside for folder in list(Path(path).parents)[:2]}
     if not _HUB_ID.fullmatch(source):
         yield Problem(field, f"{source!r} is neither a folder nor a hub id", "Write a folder with ./ or /")
-    elif "/" not in source and not hub_cache(source).is_dir() and (near := _near_folder(source, beside)):
-        yield Problem(field, f"there is no folder {source}", f"Did you mean ./{near}? {_RELATIVE}")
+    elif "/" not in source and not hub_cache(source).is_dir() and (near := _near_folders(source, around)):
+        yield Problem(field, f"there is no folder {source}", did_you_mean([f"./{near[0]}"], _RELATIVE))
     elif os.environ.get("HF_HUB_OFFLINE") in {"1", "true", "True", "ON", "YES"} and not hub_cache(source).is_dir():
         yield Problem(
             field,
@@ -126,7 +144,7 @@ def _scorers(job: RLJob) -> Iterator[Problem]:
     for index, scorer in enumerate(job.spec.reward.scorers):
         field = f"spec.reward.scorers[{index}]"
         if scorer.python:
-            yield from python_problems(f"{field}.python", scorer.python.path, scorer.python.function)
+            yield from _function(f"{field}.python", scorer.python.path, scorer.python.function)
         if scorer.judge:
             yield from _template(
                 f"{field}.judge.promptTemplate.path", scorer.judge.prompt_template.path, group=scorer.scope == "group"
@@ -139,6 +157,15 @@ def _scorers(job: RLJob) -> Iterator[Problem]:
     combine = job.spec.reward.combine
     if combine.kind == "python":
         yield from python_problems("spec.reward.combine", combine.path, combine.function)
+
+
+def _function(field: str, path: str, name: str) -> Iterator[Problem]:
+    problems = list(python_problems(field, path, name))
+    yield from problems
+    with suppress(OSError):
+        if not problems and returns_nothing(Path(path).read_bytes(), name):
+            told = f"{name} in {path} returns no value, so that no sample gets a score"
+            yield Problem(f"{field}.function", told, "Return a number. See docs/rewards/python.md")
 
 
 def _template(field: str, path: str, *, group: bool) -> Iterator[Problem]:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from difflib import get_close_matches
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
 from pathlib import Path
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from plaudit_job.load import Examination
-from plaudit_job.problem import Problem, is_within
+from plaudit_job.problem import Problem, did_you_mean, is_within, nearest
 from plaudit_job.rules.training import pods_of
 from plaudit_job.spec.algorithm import LossSpec
 from plaudit_job.spec.pod import PodSpec, ResourcesSpec
@@ -146,6 +145,21 @@ def lacking_gpus(job: RLJob) -> Iterator[Problem]:
         )
 
 
+def lacking_packages(job: RLJob) -> Iterator[Problem]:
+    """Yield what the job's processes import and this machine lacks; a run elsewhere may have it."""
+    if not job.spec.trains:
+        return
+    generates = any(rollout.engine.kind == "vllm" for rollout in job.spec.rollout.by_group.values())
+    needed = [("spec.rollout.engine.kind", "vllm", "rollout")] if generates else []
+    for field, package, extra in (*needed, ("spec.trainer", "torch", "training")):
+        if find_spec(package) is None:
+            yield Problem(
+                field,
+                f"{package} is not installed for {sys.executable}",
+                f"Install plaudit-workers[{extra}], or run the job where it is (plaudit run --address, Kubernetes)",
+            )
+
+
 def _gpus_here() -> int:
     """Return the number of NVIDIA's GPUs that processes of this machine see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -158,8 +172,7 @@ def _tool_parser(job: RLJob) -> Iterator[Problem]:
     agent = job.spec.rollout.agent
     known = _vllm_parsers() if job.spec.trains and agent.kind != "singleTurn" else []
     if known and agent.tool_parser not in known:
-        near = get_close_matches(agent.tool_parser, known, n=1)
-        remedy = f"Did you mean {near[0]}? It has {', '.join(known)}" if near else f"It has {', '.join(known)}"
+        remedy = did_you_mean(nearest(agent.tool_parser, known), f"It has {', '.join(known)}")
         yield Problem("spec.rollout.agent.toolParser", f"vLLM has no parser {agent.tool_parser!r}", remedy)
 
 
@@ -183,8 +196,7 @@ def _engine_arguments(job: RLJob) -> Iterator[Problem]:
         section = f"spec.rollout.groups[{names.index(group)}]" if group else "spec.rollout"
         for name in engine.arguments if known and engine.kind == "vllm" else ():
             if name not in known:
-                near = get_close_matches(name, known, n=1)
-                remedy = f"Did you mean {near[0]}?" if near else "See the engine arguments of vLLM's documentation"
+                remedy = did_you_mean(nearest(name, known)) or "See the engine arguments of vLLM's documentation"
                 yield Problem(f"{section}.engine.arguments", f"vLLM has no engine argument {name!r}", remedy)
 
 

@@ -31,7 +31,7 @@ from plaudit_reward.http import HttpClient, NoResponseError, proxy_for
 from plaudit_wire.errors import CallTimeoutError, RefusedError
 from plaudit_workers.data_facts import DataFacts, accept, refuse_changed_data
 from plaudit_workers.launch.checks import architecture_of, class_problem, hub_cache
-from plaudit_workers.launch.code_checks import all_problems, lacking_gpus, preflight
+from plaudit_workers.launch.code_checks import all_problems, lacking_gpus, lacking_packages, preflight
 from plaudit_workers.launch.live import reported_wait
 
 _FIXED_FIELDS = ("spec.seed", "spec.model", "spec.data")
@@ -160,7 +160,7 @@ def _refuse_problems(job: RLJob, arguments: argparse.Namespace, console: Console
     files = sorted({scorer.python.path for scorer in job.spec.reward.scorers if scorer.python})
     with reported_wait(console, f"the import of {', '.join(files)}" if files and imports else "the job's files"):
         report = preflight(job, imports=imports)
-    problems = [*report.problems, *(lacking_gpus(job) if imports else ())]
+    problems = [*report.problems, *((*lacking_packages(job), *lacking_gpus(job)) if imports else ())]
     if not problems:
         with reported_wait(console, "the model hub"):
             problems = check_hub_models(job)

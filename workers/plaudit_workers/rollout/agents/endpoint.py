@@ -138,7 +138,7 @@ class EndpointAgent:
         self._report(session.replaced)
         trajectory = session.trajectory()
         if trajectory is None:
-            raise _without_a_turn(ended.failure)
+            raise _without_a_turn(ended.failure, session.refusal)
         trajectory.reward = ended.reward
         if not session.at_limit:  # a limit that the policy reached is no failure of the program
             trajectory.failure = ended.failure
@@ -250,9 +250,10 @@ def _late(limit_s: float) -> ProgramEnded:
     return ProgramEnded(failure=AgentReward("timeout", reason=f"the program took longer than {limit_s:g} s"))
 
 
-def _without_a_turn(failure: AgentReward | None) -> AgentError:
-    reason = "it made no request" if failure is None else failure.reason
-    message = f"the program ended without a turn of the policy: {reason}"
+def _without_a_turn(failure: AgentReward | None, refusal: str) -> AgentError:
+    reason = "" if failure is None else failure.reason
+    request = f"its request was refused: {refusal}" if refusal else "" if reason else "it made no request"
+    message = f"the program ended without a turn of the policy: {'. '.join(filter(None, (request, reason)))}"
     if failure is None or failure.outcome == "scored" or failure.outcome == "skipped":
         return AgentError(message)
     return AgentError(message, failure.outcome)
@@ -380,6 +381,7 @@ class EndpointServer:
             chat = parse_request(await _body(request), session.sampling)
             completion = await _unless_disconnected(request, session.complete(chat))
         except RequestError as error:
+            session.refusal = str(error)
             return _error(400, str(error), param=error.param, code=error.code)
         except ClientDisconnect:
             return Response(status_code=499)
@@ -410,6 +412,8 @@ class EndpointServer:
             f"{request.method} {request.url.path} is not served: a policy in training speaks Chat Completions "
             "(POST /v1/chat/completions) and Models. Configure the client to use Chat Completions"
         )
+        if (session := self._session(request)) is not None:
+            session.refusal = message
         return _error(404, message, code="unknown_url")
 
     def _session(self, request: Request) -> EndpointSession | None:

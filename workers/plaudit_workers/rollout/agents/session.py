@@ -91,6 +91,8 @@ class EndpointSession:
         """Names of parameters in whose place the job's values were used."""
         self.at_limit = False
         """A request was refused because the sample had no turn or no token left."""
+        self.refusal = ""
+        """What the newest request that was refused got for an answer."""
         self._generate = generate
         self._chat_formats = chat_formats
         self._max_turns = max_turns
