@@ -43,6 +43,8 @@ _CONNECTIONS = 64
 _CREDENTIALS_FOR_S = 60.0
 _SEND_S = 60.0
 _PING_S = 20.0
+_AFTER_END_S = 2.0
+"""For which output is taken in after the exit code, where nobody closes the connection."""
 _CHUNK_BYTES = 1 << 16
 _STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
 _V5: Final = "v5.channel.k8s.io"
@@ -324,6 +326,7 @@ class PodProcess:
         self.where = where
         self._heard_at = time.monotonic()
         self._takes_input = True
+        self._until_s = float("inf")
 
     def write(self, data: bytes) -> int:
         """Give it more standard input."""
@@ -353,19 +356,21 @@ class PodProcess:
 
     def receive(self, wait_s: float) -> bytes:
         """Return more of its standard output; empty when nothing came for a while, or at its end."""
+        if time.monotonic() >= self._until_s:
+            self.is_over = True
         if self.is_over:
             return b""
-        self._socket.settimeout(max(wait_s, 0.001))
+        self._socket.settimeout(max(min(wait_s, self._until_s - time.monotonic()), 0.001))
         try:
             code, frame = self._socket.recv_data_frame(True)
         except (WebSocketTimeoutException, ssl.SSLWantReadError):
             return self._ping()
         except (WebSocketException, OSError, ValueError) as error:
-            self.is_over, self.problem = True, self.problem or f"the connection broke: {error}"
+            self._close(f"the connection broke: {error}")
             return b""
         self._heard_at = time.monotonic()
         if code == ABNF.OPCODE_CLOSE:
-            self.is_over, self.problem = True, self.problem or "the connection was closed"
+            self._close("the connection was closed")
         data: bytes = frame.data
         if code not in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) or len(data) < 2:
             return b""
@@ -386,8 +391,14 @@ class PodProcess:
                 self.is_over, self.problem = True, f"the connection broke: {error}"
         return b""
 
-    def _end(self, status: bytes) -> None:
+    def _close(self, problem: str) -> None:
         self.is_over = True
+        if self._until_s == float("inf"):  # it had not ended
+            self.problem = self.problem or problem
+
+    def _end(self, status: bytes) -> None:
+        """Take in how it ended. What it wrote before may arrive after this, until the connection is closed."""
+        self._until_s = time.monotonic() + _AFTER_END_S
         try:
             reported = json.loads(status)
             causes = (reported.get("details") or {}).get("causes") or ()
