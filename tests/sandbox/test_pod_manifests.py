@@ -52,6 +52,18 @@ PODS = {
 }
 
 
+def test_a_pod_of_a_lost_node_is_given_up_early_unless_its_template_says_otherwise() -> None:
+    assert {each["key"]: each["tolerationSeconds"] for each in PODS["tests"]["spec"]["tolerations"]} == {
+        "node.kubernetes.io/not-ready": 30,
+        "node.kubernetes.io/unreachable": 30,
+    }
+    own = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 900}
+    for given, added in (([own], ["node.kubernetes.io/not-ready"]), ([{"operator": "Exists"}], [])):
+        pod = agent_pod("one", PodSettings("image:1", template={"spec": {"tolerations": given}}), LIMITS)
+        assert pod["spec"]["tolerations"][:1] == given
+        assert [each["key"] for each in pod["spec"]["tolerations"][1:]] == added
+
+
 def mounts(pod: dict[str, Any], name: str) -> dict[str, tuple[str, bool]]:
     containers = [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
     (found,) = (each["volumeMounts"] for each in containers if each["name"] == name)
