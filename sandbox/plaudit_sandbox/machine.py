@@ -44,8 +44,8 @@ from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
 Ending = Literal["exited", "timeout", "blocked", "memory", "disk"]
-"""``blocked``: tests that did not end in time, in a machine that holds a file at which a reader may wait for ever."""
-"""``exited``: by itself. All others: it was stopped at a limit, by its own doing."""
+"""``exited``: by itself. All others: it was stopped at a limit, by its own doing. ``blocked``: tests that did not end
+in time, in a machine that holds a file at which a reader may wait for ever."""
 Serve = Callable[[socket.socket], contextlib.AbstractAsyncContextManager[None]]
 """Answers those who connect to a listening socket, which it closes, while it is entered."""
 LOOPBACK_PORT: Final = 9339

@@ -46,6 +46,7 @@ _UNTIL_LOADED = f"while [ ! -e {_CONTROL}/loaded ]; do sleep 0.1 || sleep 1; don
 _KEEP = "while :; do sleep 3600; done"
 _SMALL = "64Mi"
 _LOST_AFTER_S = 30
+"""After which a pod is deleted whose node Kubernetes finds lost."""
 _FIRST_USER, _USERS = 1_000_000_000, 1_000_000_000
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16")
 _PRIVATE_V6 = ("fc00::/7", "fe80::/10")
