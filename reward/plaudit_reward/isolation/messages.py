@@ -110,6 +110,8 @@ class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 FromPool = LoadFunction | Work | Drop
 FromChild = FunctionLoaded | FunctionRefused | Started | Finished | Dropped | Blocked
 _from_pool = msgspec.msgpack.Decoder(list[FromPool])
+_one_from_pool = msgspec.msgpack.Decoder(FromPool)
+_each = msgspec.msgpack.Decoder(list[msgspec.Raw])
 messages_from_child = msgspec.msgpack.Decoder(list[FromChild]).decode
 """Decodes one frame's body, in the pool."""
 
@@ -138,6 +140,23 @@ class Channel:
                 return []
             if not data:
                 raise EOFError
-            messages = [message for body in self._frames.feed(data) for message in _from_pool.decode(body)]
+            messages = [message for body in self._frames.feed(data) for message in self._decoded(body)]
             if messages or not wait:
                 return messages
+
+    def _decoded(self, body: bytes) -> list[FromPool]:
+        """Return a frame's messages, and report a work that cannot be read as ended: it costs its own sample alone."""
+        try:
+            return _from_pool.decode(body)
+        except msgspec.ValidationError:
+            return [message for each in _each.decode(body) if (message := self._one(each)) is not None]
+
+    def _one(self, body: msgspec.Raw) -> FromPool | None:
+        try:
+            message: FromPool = _one_from_pool.decode(body)
+        except msgspec.ValidationError as error:
+            _, number, samples, values, post_process, *_ = msgspec.msgpack.decode(body)
+            score = Score.failed("data_error", f"a sample that the function's process cannot read: {error}")
+            self.send([Started(number), Finished(number, 0.0, [score] * len(values if post_process else samples))])
+            return None
+        return message

@@ -92,6 +92,40 @@ async def outcome(scorer: FunctionScorer, sample: Sample, limit_s: float = 0.6) 
         return type(error)
 
 
+UNREADABLE = """
+import time
+
+def compute_score(solution_str, ground_truth):
+    time.sleep(0.01)
+    return float(solution_str)
+
+async def compute_async(solution_str, ground_truth):
+    return float(solution_str)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        ("compute_score", {"isolation": "process"}),
+        ("compute_score", {"isolation": "thread"}),
+        ("compute_async", {}),
+    ],
+)
+async def test_a_sample_that_no_child_can_read_costs_no_other(
+    open_scorer: Open, make_sample: MakeSample, function: str, options: dict[str, str]
+) -> None:
+    scorer = await open_scorer(UNREADABLE, function, **options)
+    unreadable = msgspec.structs.replace(make_sample("7"), extra_info=[1])  # another type than every child expects
+    samples = [make_sample(str(number)) for number in range(30)]
+    samples.insert(10, unreadable)
+    found = await asyncio.gather(*(outcome(scorer, sample, 60.0) for sample in samples))
+    refused = found.pop(10)
+    assert (refused.outcome, refused.value) == ("data_error", None)
+    assert "cannot read: Expected `object`, got `array`" in refused.reason
+    assert [score.value for score in found] == list(range(30))
+
+
 BLAMED: list[tuple[str, Any]] = [
     ("spin", ScoreTimeoutError),
     ("sleep", ScoreTimeoutError),
