@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -31,13 +33,16 @@ def kubeconfig_of_the_chart(cluster: Cluster, folder: Path) -> Path:
 
 
 class OperatorProcess:
-    """One ``python -m plaudit_operator``."""
+    """One ``python -m plaudit_operator``, started again after the loss of its Lease, as a kubelet does.
+
+    It ends itself when it cannot renew the Lease for ten seconds: while an API server starts again, on a busy machine.
+    """
 
     def __init__(self, kubeconfig: Path, identity: str, namespace: str, log: Path, **settings: str) -> None:
         self.identity = identity
         self.port = _free_port()
         self.log = log
-        environment = {
+        self._environment = {
             **os.environ,
             "KUBECONFIG": str(kubeconfig),
             "PLAUDIT_NAMESPACE": NAMESPACE,
@@ -50,8 +55,26 @@ class OperatorProcess:
             "PLAUDIT_IMAGE_REDIS": "localhost/none:1",
             **settings,
         }
-        with log.open("ab") as output:
-            self.process = subprocess.Popen([sys.executable, "-m", "plaudit_operator"], env=environment, stderr=output)
+        self._lock, self._is_over = threading.Lock(), False
+        self.process = self._started()
+        threading.Thread(target=self._keep, daemon=True).start()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as output:
+            command = [sys.executable, "-m", "plaudit_operator"]
+            return subprocess.Popen(command, env=self._environment, stderr=output)
+
+    def _keep(self) -> None:
+        while self.process.wait() == 1:
+            time.sleep(1.0)
+            with self._lock:
+                if self._is_over:
+                    return
+                self.process = self._started()
+
+    def _keep_no_more(self) -> None:
+        with self._lock:
+            self._is_over = True
 
     def ask(self, path: str, token: str = "") -> tuple[int, str]:
         """Return status and body of a response from its port; (0, "") if it does not respond."""
@@ -77,11 +100,13 @@ class OperatorProcess:
 
     def kill(self) -> None:
         """Kill the process, as the loss of its node does."""
+        self._keep_no_more()
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
         """Terminate the process, as a kubelet does."""
+        self._keep_no_more()
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait()
