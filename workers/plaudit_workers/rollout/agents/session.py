@@ -92,7 +92,7 @@ class EndpointSession:
         self.at_limit = False
         """A request was refused because the sample had no turn or no token left."""
         self.refusal = ""
-        """What the newest request that was refused got for an answer."""
+        """The answer to the newest request that was refused; empty for none."""
         self._generate = generate
         self._chat_formats = chat_formats
         self._max_turns = max_turns

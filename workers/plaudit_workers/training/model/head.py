@@ -372,27 +372,29 @@ def _compiled_reduction(device: torch.device, num_tokens: int, vocabulary: int) 
     kind = device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
     generator = torch.Generator(device).manual_seed(0)
-    logits = torch.randn(num_tokens, vocabulary, device=device, dtype=dtype, generator=generator)
-    targets = torch.randint(0, vocabulary, (num_tokens,), device=device, generator=generator)
     try:
+        logits = torch.randn(num_tokens, vocabulary, device=device, dtype=dtype, generator=generator)
+        targets = torch.randint(0, vocabulary, (num_tokens,), device=device, generator=generator)
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")  # the compiler's, about its own choices
             found = _outcome(compiled, logits, targets)
             expected = _outcome(reduced, logits[:_TRIED_TOKENS], targets[:_TRIED_TOKENS])
-        apart = torch.stack([(f[:_TRIED_TOKENS] - e).abs().max() for f, e in zip(found, expected, strict=True)]).max()
+        apart = torch.stack([(own - other).abs().max() for own, other in zip(found, expected, strict=True)]).max()
         problem = "" if apart <= _REDUCTION_TOLERANCE else f"its results differ by {apart:.2g} from the eager ones"
     # A compiler meets drivers, other compilers and the disk.
     except Exception as error:
-        problem = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        problem = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
     if problem:
         get_logger(__name__).info("the reduction of logits is not compiled", reason=problem)
     return None if problem else compiled
 
 
 def _outcome(function: Callable[..., Tensor], logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values and gradients of the first tokens of a chunk."""
     logits = logits.detach().requires_grad_()
     values = function(logits, targets, 1.0, entropy="figure")
-    return values.detach(), torch.autograd.grad(values[:, 0].sum(), logits)[0].float()
+    gradients = torch.autograd.grad(values[:, 0].sum(), logits)[0]
+    return values[:_TRIED_TOKENS].detach(), gradients[:_TRIED_TOKENS].float()
 
 
 @torch.no_grad()
