@@ -36,7 +36,7 @@ from plaudit_workers.rollout.vllm_arguments import (
     prepare_environment,
     refuse_hidden_gpus,
 )
-from plaudit_workers.timeline import stamp
+from plaudit_workers.timeline import imports
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -171,13 +171,13 @@ class VllmEngine:
     def _build(self) -> tuple[VllmLoop, Any]:
         refuse_hidden_gpus()
         prepare_environment(self._settings.source)
-        import torch
-        from vllm.v1.engine.llm_engine import LLMEngine
+        with imports("imported vLLM"):
+            import torch
+            from vllm.v1.engine.llm_engine import LLMEngine
 
-        from plaudit_workers.rollout.vllm_loop import EngineAdapters, VllmLoop
-        from plaudit_workers.tokenizer import with_model_ends
+            from plaudit_workers.rollout.vllm_loop import EngineAdapters, VllmLoop
+            from plaudit_workers.tokenizer import with_model_ends
 
-        stamp("imported vLLM")
         if is_cpu_build():
             # The variable is too late where something else has imported torch before.
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -29,7 +29,7 @@ from plaudit_workers.server_tasks import with_server_tasks
 from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.trainer import StaleIncarnationError, TrainerStreams, expire_run, keep_run
 from plaudit_workers.stream.transport import Transport
-from plaudit_workers.timeline import stamp
+from plaudit_workers.timeline import imports, stamp
 from plaudit_workers.training.state import Lineage, RunPlan
 
 logger = get_logger(__name__)
@@ -126,17 +126,17 @@ async def _conduct(
     job: RLJob, settings: ProcessSettings, transport: Transport, world_size: int, stop: asyncio.Event
 ) -> bool:
     # Heavy imports only here: refusing a job needs none of them.
-    from plaudit_workers.images import ImageProcessor
-    from plaudit_workers.tokenizer import ChatTemplate
-    from plaudit_workers.training.backend import TorchBackend
-    from plaudit_workers.training.conductor import conduct
-    from plaudit_workers.training.data import PromptData
-    from plaudit_workers.training.model.policy_model import build_model
-    from plaudit_workers.training.prompts import PromptRenderer
-    from plaudit_workers.training.sinks import Sinks, configuration
-    from plaudit_workers.training.state import RunContext, ServerClock
+    with imports("imported torch and transformers"):
+        from plaudit_workers.images import ImageProcessor
+        from plaudit_workers.tokenizer import ChatTemplate
+        from plaudit_workers.training.backend import TorchBackend
+        from plaudit_workers.training.conductor import conduct
+        from plaudit_workers.training.data import PromptData
+        from plaudit_workers.training.model.policy_model import build_model
+        from plaudit_workers.training.prompts import PromptRenderer
+        from plaudit_workers.training.sinks import Sinks, configuration
+        from plaudit_workers.training.state import RunContext, ServerClock
 
-    stamp("imported torch and transformers")
     plan = RunPlan.from_job(job)
     if job.spec.rollout.agent.environment:
         await await_environments(job)  # it describes its tools, and may have the tasks
