@@ -26,7 +26,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo wheels release docs check test fuzz test-engines test-gpu e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
+.PHONY: help install demo wheels release docs check test fuzz test-engines test-containers test-gpu e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,7 +128,9 @@ generate: install ## write the generated files anew
 # The tests wait most of the time, so that two processes share them, each with a cluster of its own.
 e2e: install $(if $(PLAUDIT_E2E_KUBECONFIG),,cluster-build) ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
 	PLAUDIT_E2E=1 $(BIN)/pytest -q --durations 20 $(if $(PLAUDIT_E2E_KUBECONFIG),,--numprocesses 2 --no-loadscope-reorder) tests/e2e_cluster
-	$(BIN)/pytest -q $(call marked,containers) -m containers
+
+test-containers: install cluster-packages ## machines in containers of a real engine (root; minutes)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q $(call marked,containers) -m containers
 
 controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, Kueue, KubeRay, metrics-server, Prometheus
 	@tests/cluster/controllers/controllers build

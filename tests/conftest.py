@@ -30,6 +30,9 @@ UNTIL = float(os.environ.get("PLAUDIT_TESTS_UNTIL", "inf"))
 """Time (seconds since the epoch) after which no further test begins. A machine that is late names what it leaves out,
 instead of being stopped in the middle with nothing to show."""
 
+PART = os.environ.get("PLAUDIT_TESTS_PART", "1/1")
+"""``2/3``: of every three tests in a row the second. For tests that are too long to run all of them for each commit."""
+
 ROOMS = {
     "tests/e2e/test_copy_digits.py": "runs that learn",
     "tests/e2e/test_hacked_reward.py": "runs that learn",
@@ -97,6 +100,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for path, nodeid in files.items()
     }
     items.sort(key=lambda item: places[item.path])
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")  # of what -m has chosen
+def pytest_keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of PART. Those of one file are spread over all parts, and so are its seconds."""
+    number, parts = (int(each) for each in PART.split("/"))
+    kept = items[number - 1 :: parts]
+    if parts > 1:
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 @pytest.hookimpl(trylast=True)
