@@ -251,7 +251,7 @@ class PromptLengths:
         own_code = not type(tokenizer).__module__.startswith("transformers.")
         backend = None if own_code else getattr(tokenizer, "backend_tokenizer", None)
         self._bytewise = backend is not None and _is_bytewise(backend)
-        self._normalizes = backend is not None and backend.normalizer is not None
+        self._normalizes = backend is not None and bool(_steps(backend.normalizer))
         self._further = 0 if backend is None else backend.num_special_tokens_to_add(False)
         self._tokenizer = ""
         if backend is not None and file is not None:
@@ -304,7 +304,7 @@ class PromptLengths:
 
     def _bound(self, text: str, plain: bool) -> int | None:
         """Return the negative of the most tokens that a text can have, if it fits for certain."""
-        if not text or (self._normalizes and not text.isascii()):
+        if not any("!" <= character <= "~" for character in text) or (self._normalizes and not text.isascii()):
             return None
         bound = len(text.encode("utf-8", "surrogatepass")) + (self._further if plain else 0)
         return -bound if bound <= self._max_length else None
@@ -315,10 +315,11 @@ def _digest(*parts: str) -> bytes:
 
 
 def _is_bytewise(backend: tokenizers.Tokenizer) -> bool:
-    """Return True if an ASCII text, or any that is not normalized, has at least one token and no more than bytes.
+    """Return True if an ASCII text, or any that is not normalized, has no more tokens than bytes.
 
-    So it is for byte-level BPE that knows every byte, removes nothing and adds no space: its tokens divide the bytes,
-    and Unicode's normal forms of ASCII characters are the characters themselves.
+    So it is for byte-level BPE that adds no space before a text: its tokens divide the bytes, and Unicode's normal
+    forms of ASCII characters are the characters themselves. It removes nothing and knows every visible ASCII character,
+    so a text with one of them has a token.
     """
     divisions = _steps(backend.pre_tokenizer)
     return (
@@ -329,7 +330,7 @@ def _is_bytewise(backend: tokenizers.Tokenizer) -> bool:
             each["type"] not in _DIVIDING or each.get("add_prefix_space") or "Removed" in each.values()
             for each in divisions
         )
-        and all(backend.token_to_id(byte) is not None for byte in tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        and all(backend.token_to_id(chr(byte)) is not None for byte in range(ord("!"), ord("~") + 1))
     )
 
 
