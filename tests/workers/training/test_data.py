@@ -268,7 +268,12 @@ def test_a_row_without_a_ground_truth_is_reported_by_row(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("gone.parquet", "does not exist"), ("data.csv", "ends with '.csv'. Give a file that ends")]
+    ("name", "words"),
+    [
+        ("gone.parquet", r"does not exist\. Write the data first"),
+        ("s3:/bucket/train.parquet", r"does not exist\. Rows are read from files of this machine: download them"),
+        ("data.csv", "ends with '.csv'. Give a file that ends"),
+    ],
 )
 def test_a_file_that_is_not_there_or_of_another_kind_is_refused(tmp_path, tokenizer, name, words):
     (tmp_path / "data.csv").touch()
