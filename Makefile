@@ -51,7 +51,7 @@ release: wheels plugin chart ## wheels, their tested versions of other packages,
 	  $(UV) run -q --no-project --isolated --python $(BIN)/python --with-requirements requirements/release.txt \
 	    cyclonedx-py requirements requirements/$$part.txt --pyproject $$part/pyproject.toml --output-reproducible -o dist/plaudit-$$part-$(VERSION).cdx.json || exit 1; \
 	done
-	@awk -v version='$(VERSION)' '/^## /{on = ($$2 == version || ($$2 == "Unreleased" && !found)); found = found || $$2 == version; if (on) text = ""} \
+	@awk -v version='$(VERSION)' '/^## /{on = ($$2 == version || ($$2 == "Unreleased" && !found)); found = found || $$2 == version; if (on) {text = ""; $$0 = "## " version}} \
 	  on{text = text $$0 "\n"} END{printf "%s", text}' CHANGELOG.md > dist/CHANGES-$(VERSION).md
 	@cp requirements/all.txt dist/requirements-$(VERSION).txt
 	@cd dist && rm -f SHA256SUMS && find . -maxdepth 1 -type f ! -name SHA256SUMS | sed 's|^\./||' | LC_ALL=C sort | xargs sha256sum > SHA256SUMS && cat SHA256SUMS

@@ -143,9 +143,19 @@ def _bound(relation: str, key: str) -> MessageOf:
     return message
 
 
-def _too_short(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
-    least = context["min_length"]
-    return ("is empty", "Give a value") if not value else (f"{shown(value)} is too short", f"Give at least {least}")
+def _too_short(value: Any, context: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
+    if value:
+        return f"{shown(value)} is too short", f"Give at least {context['min_length']}"
+    field = field_at(root, location) if isinstance(value, list) else None
+    section = section_of(field.annotation) if field else None
+    if section is None:
+        return "is empty", "Give a value"
+    needed = (
+        f"{field.alias or name}: {'|'.join(map(str, choices(field))) or '…'}"
+        for name, field in section.model_fields.items()
+        if field.is_required()
+    )
+    return "is empty", f"Give at least one: - {{{', '.join(needed)}}}"
 
 
 def _too_long(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:

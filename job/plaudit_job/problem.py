@@ -46,8 +46,9 @@ def is_within(field: str, sections: Iterable[str]) -> bool:
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> list[str]:
-    """Return the known name that a mistyped one is most similar to; none where all differ too much."""
-    return get_close_matches(name, list(known), n=1, cutoff=likeness)
+    """Return the known name that a mistyped one is most similar to, whatever their cases; none where all differ."""
+    names = {each.casefold(): each for each in known}
+    return [names[found] for found in get_close_matches(name.casefold(), names, n=1, cutoff=likeness)]
 
 
 def did_you_mean(meant: Sequence[str], otherwise: str = "") -> str:

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 
 from plaudit_wire.printable import printable
 
+EXIT_INTERRUPTED = 130
+"""The exit code that shells use for a program that Ctrl-C ended; a run with it was stopped, and has not failed."""
 _SHOWN_CHARACTERS = 300
 _TWO_STOPS = re.compile(r"(?<=[\w)\]}'\"`>])\.\.(?=\s|$)")
 

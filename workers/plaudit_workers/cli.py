@@ -1,7 +1,7 @@
 """The ``plaudit`` command: a table of commands. A command's module is imported only when the command is called.
 
-Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error · 3 the job failed · 130 after Ctrl-C ·
-141 the reader of standard output closed it.
+Exit codes: 0 done · 1 crashed, or tried without a single score · 2 bad input, one message on standard error · 3 the job
+failed · 130 after Ctrl-C · 141 the reader of standard output closed it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import NoReturn
 
 from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
 from plaudit_wire import VERSION
-from plaudit_wire.errors import RefusedError
+from plaudit_wire.errors import EXIT_INTERRUPTED, RefusedError
 from plaudit_wire.records import OUTCOMES
 
 EXIT_REFUSED = 2
-EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
 
 

@@ -48,6 +48,9 @@ _LONGEST_LINE = 256 << 20
 _NEEDED_COLUMNS = "Rows need data_source, prompt (messages or text) and reward_model: {ground_truth: …}"
 _ONE_A_LINE = "Write one JSON object a line, as jq -c does"
 _WRITE_FIRST = "Write the data first, or correct the path: it is relative to the job file"
+_DOWNLOAD = "Rows are read from files of this machine: download them, then give their path"
+_ADDRESS = re.compile(r"(^|/)(https?|s3|gs|hf|az|abfs|hdfs|file):/")
+"""Of a path that was meant as an address."""
 _WRITE_AGAIN = "Write the file again"
 _SPLIT = re.compile(r"(train|training|test|testing|val|valid|validation|dev|eval)(?=[-_.]|$)", re.IGNORECASE)
 """The split in the name of a shard, as the hub names them."""
@@ -201,7 +204,8 @@ def raw_rows(path: Path, form: RowForm = VERL, further: Sequence[str] = ()) -> I
         yield from _task_rows(path)
         return
     if not os.path.isfile(path):
-        raise RowError(path, "is a folder" if os.path.isdir(path) else "does not exist", _WRITE_FIRST)
+        remedy = _DOWNLOAD if _ADDRESS.search(str(path)) else _WRITE_FIRST
+        raise RowError(path, "is a folder" if os.path.isdir(path) else "does not exist", remedy)
     kind = kind_of(path)
     if not kind:
         raise RowError(path, f"ends with {path.suffix!r}", f"Give a file that ends with {', '.join(READERS)}")

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from plaudit_metrics.statistics.steps import step_statistics, wall_seconds
+from plaudit_wire.errors import EXIT_INTERRUPTED
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord, WaitRecord
 
 FILE_NAME = "steps.jsonl"
@@ -81,10 +82,6 @@ VALIDATION_FIRST = 0
 """The number of the step that holds the validation before the first one; it trains nothing and has no length."""
 
 
-_INTERRUPTED = 130
-"""The exit code of a run that its user stopped with Ctrl-C."""
-
-
 class RunEnding(msgspec.Struct, frozen=True):
     """The end of a run: exit code, and the reason as a sentence unless all steps are done."""
 
@@ -96,7 +93,7 @@ class RunEnding(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """Return how the run ended in a few words: one that its user stopped has not failed."""
-        if self.code == _INTERRUPTED:
+        if self.code == EXIT_INTERRUPTED:
             return "the run was stopped"
         return "the run failed" if self.code else "the run is done"
 

@@ -67,7 +67,7 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"rollout": []}, "spec.rollout: [] is not a mapping. Write {key: value}"),
     ({"rollout.sampling": {"topP": 0}}, "spec.rollout.sampling.topP: 0 is not above 0.0. Give a number above 0.0"),
     ({"reward.scorers": {}}, "spec.reward.scorers: {} is not a list. Write [a, b]"),
-    ({"reward.scorers": []}, "spec.reward.scorers: is empty. Give a value"),
+    ({"reward.scorers": []}, "spec.reward.scorers: is empty. Give at least one: - {name: …, kind: rule|python|"),
     (
         {"reward.scorers.0.name": "Digits!"},
         "spec.reward.scorers[0].name: 'Digits!' is not a valid name. Use a-z, 0-9, '-' and '_', for example",

@@ -49,6 +49,13 @@ def test_rows_that_are_left_out_are_counted_with_the_lengths(report: Callable[..
     assert "the longest is row 4 of rows.jsonl. 10 steps use each 20 times" in note.remedy
 
 
+def test_a_reward_function_without_a_single_ground_truth_is_noted(report: Callable[..., DataReport]) -> None:
+    rows = [row("1", reward_model={"ground_truth": truth}) for truth in (None, None, "1")]
+    scorer = {"name": "mine", "kind": "python", "python": {"path": "rewards.py"}}
+    notes = [report(part, reward__scorers=[scorer]).notes for part in (rows[:2], rows)]
+    assert [sum("every ground truth is null" in note.message for note in each) for each in notes] == [1, 0]
+
+
 def test_prompts_that_are_all_too_long_are_a_problem_with_their_lengths(report: Callable[..., DataReport]) -> None:
     (problem,) = report([row("x" * 30)] * 3, data__train__maxPromptLength=5).problems
     assert problem.field == "spec.data.train.path"

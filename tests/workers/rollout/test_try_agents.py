@@ -85,6 +85,12 @@ def program(prompt):
             text = look_up(**json.loads(call["function"]["arguments"]))
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
 
+def says_why(prompt):
+    try:
+        asked(prompt["messages"])
+    except urllib.error.HTTPError as error:
+        raise ValueError(json.load(error)["error"]["code"])
+
 def asks_the_box(prompt):
     asked(prompt["messages"])
     url = os.environ["PLAUDIT_ENVIRONMENT_BOX_URL"]
@@ -298,6 +304,27 @@ async def test_a_request_that_the_server_refuses_costs_its_sample_only(
     out = capsys.readouterr().out
     assert "refuses it: the context has 9 tokens" in out
     assert "1 of 2 samples have a score, on average 1; 1 ended with data_error\n" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ({"message": "This model's maximum context length is 8 tokens"}, "context_length_exceeded"),
+        ({"message": "prompt: 9 > 8", "code": "context_length_exceeded"}, "context_length_exceeded"),
+        ({"message": "tools are not supported"}, "None"),
+    ],
+)
+async def test_a_program_learns_whether_its_conversation_or_its_request_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], error: dict[str, str], code: str
+) -> None:
+    write_job(folder, {"kind": "endpoint", "path": "own.py", "function": "says_why"}, OF_AGENT)
+    async with FaultyServer() as server:
+        server.reply = lambda request, number: Reply(400, {"error": error})
+        arguments = ["--rows", "1", "--url", server.url, "--model", "big"]
+        assert await asyncio.to_thread(main, ["try", "job.yaml", *arguments]) == 1
+    out = capsys.readouterr().out
+    assert f"refuses it: {error['message']}" in out
+    assert f"ValueError: {code}" in out
 
 
 def test_the_jobs_own_policy_plays(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

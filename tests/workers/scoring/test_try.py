@@ -69,7 +69,7 @@ def test_answers_are_compared_with_empty_responses(folder: Path, capsys: pytest.
 
 
 def test_a_function_that_raises_shows_its_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tried(folder, python("broken")) == 0
+    assert tried(folder, python("broken")) == 1
     out = capsys.readouterr().out
     assert "  no score  ground truth '4': broken data_error (" in out
     assert "      broken: KeyError: 'answer'" in out

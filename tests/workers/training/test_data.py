@@ -8,14 +8,18 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from tokenizers import normalizers
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
+from chat_tokenizer import chat_tokenizer
 from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rollout import DataSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.launch.data_checks import data_problem
 from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
-from plaudit_workers.training.data import PromptData
+from plaudit_workers.training import prompts
+from plaudit_workers.training.data import LENGTHS_FILE, PromptData
 from plaudit_workers.training.prompts import PromptRenderer
 
 
@@ -140,6 +144,62 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, tokenizer)
     assert sorted(data.prompt_at(position).row for position in range(2)) == [0, 2]
 
 
+@pytest.fixture
+def tokenized(monkeypatch):
+    """Collect the texts that tokenizers are given."""
+    texts, call = [], PreTrainedTokenizerFast.__call__
+
+    def collect(tokenizer, given, **how):
+        texts.extend(given)
+        return call(tokenizer, given, **how)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "__call__", collect)
+    return texts
+
+
+def test_a_second_start_of_a_run_tokenizes_what_changed_and_has_the_same_prompts(tmp_path, tokenized):
+    rows = [row(0, [{"role": "user", "content": "the " * (number % 7)}]) for number in range(200)]
+    path = write(tmp_path, rows, ".jsonl")
+
+    def start(max_length):
+        tokenized.clear()
+        data = DataSpec(train=TrainDataSpec(path=path, max_prompt_length=max_length))
+        loaded = PromptData.for_training(data, PromptRenderer(ChatTemplate(chat_tokenizer())), 1, tmp_path)
+        return loaded.selection.too_long, len(tokenized), [loaded.prompt_at(position) for position in range(150)]
+
+    too_long, count, admitted = start(24)
+    assert (too_long, count) == (84, 200)
+    assert start(24) == (too_long, 0, admitted)
+    assert start(26)[:2] == (56, 200)  # how a long prompt is counted depends on the limit
+    write(tmp_path, [*rows[:-1], row(0, "the")], ".jsonl")
+    assert start(26)[:2] == (56, 200 - 128)
+    (tmp_path / LENGTHS_FILE).write_bytes(b"not lengths")
+    assert start(26)[:2] == (56, 200)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "spared"),
+    [(None, 4), (normalizers.Sequence([normalizers.NFC()]), 3), (normalizers.Replace("a", "aaa"), 0)],
+)
+def test_rows_that_fit_for_certain_are_tokenized_when_they_are_used(
+    tmp_path, monkeypatch, tokenized, normalizer, spared
+):
+    monkeypatch.setattr(prompts, "_COUNTED_ROWS", 0)
+    texts = ["", "a", "äöü a", " ", "the the", "\U0001d15e", "x" * 12, "x" * 13, "the " * 9]
+    path = write(tmp_path, [row(number, text) for number, text in enumerate(texts)], ".jsonl")
+    tokenizer = chat_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizer
+    section = TrainDataSpec(path=path, max_prompt_length=12, shuffle=False)
+    starts, counts = [], []
+    for lengths in (None, prompts.PromptLengths(ChatTemplate(tokenizer), 12, None)):
+        tokenized.clear()
+        data = PromptData.load(section, PromptRenderer(ChatTemplate(tokenizer)), 0, known=lengths)
+        counts.append(len(tokenized))
+        starts.append((data.selection.left_out_by(), [data.prompt_at(position) for position in range(len(data))]))
+    assert starts[0] == starts[1]
+    assert counts == [9, 9 - spared]
+
+
 def test_validation_keeps_the_order_of_the_file_and_the_length_limit(tmp_path, tokenizer):
     path = write(tmp_path, [row(number, "1" * number) for number in range(1, 9)], ".jsonl")
     section = DataSpec(train=TrainDataSpec(path=path, max_prompt_length=6), validation=ValidationDataSpec(path=path))
@@ -208,7 +268,12 @@ def test_a_row_without_a_ground_truth_is_reported_by_row(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("gone.parquet", "does not exist"), ("data.csv", "ends with '.csv'. Give a file that ends")]
+    ("name", "words"),
+    [
+        ("gone.parquet", r"does not exist\. Write the data first"),
+        ("s3:/bucket/train.parquet", r"does not exist\. Rows are read from files of this machine: download them"),
+        ("data.csv", "ends with '.csv'. Give a file that ends"),
+    ],
 )
 def test_a_file_that_is_not_there_or_of_another_kind_is_refused(tmp_path, tokenizer, name, words):
     (tmp_path / "data.csv").touch()

@@ -43,6 +43,7 @@ from plaudit_workers.commands.samples import sample_lines
 from plaudit_workers.commands.trial import (
     GROUND_TRUTH,
     TriedRow,
+    ending_of,
     first_rows,
     reward_without_servers,
     right_answer,
@@ -51,7 +52,7 @@ from plaudit_workers.commands.trial import (
 )
 from plaudit_workers.data_files import NumberedRow, data_paths
 from plaudit_workers.launch.environment_process import environments_of
-from plaudit_workers.process import EXIT_DONE, model_servers
+from plaudit_workers.process import model_servers
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.engine import EngineFailedError, Policy
 from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
@@ -91,13 +92,12 @@ def try_job(arguments: argparse.Namespace) -> int:
     show_logs()
     prepare_environment(job.spec.model.source)  # before anything imports torch
     try:
-        asyncio.run(_play(job, arguments))
+        return asyncio.run(_play(job, arguments))
     except EngineFailedError as error:
         raise RefusedError(f"the policy failed: {error}") from error
-    return EXIT_DONE
 
 
-async def _play(job: RLJob, arguments: argparse.Namespace) -> None:
+async def _play(job: RLJob, arguments: argparse.Namespace) -> int:
     console = Console()
     reward = reward_without_servers(job.spec.reward.rewarding)
     async with AsyncExitStack() as stack:
@@ -146,6 +146,7 @@ async def _play(job: RLJob, arguments: argparse.Namespace) -> None:
     if arguments.save is not None:
         write_samples(_table(played), arguments.save)
         print(f"saved; read it with: plaudit samples {arguments.save}")
+    return ending_of([sample.scoring for sample in played])
 
 
 @contextmanager

@@ -312,5 +312,6 @@ class OfflineProgress:
 
     def _so_far(self) -> str:
         seconds = time.monotonic() - self._began_s
-        of = "" if self._total is None else f" of {self._total:,}"
-        return f"{self._outcomes.total():,}{of} samples in {seconds:.1f} s"
+        done, of = self._outcomes.total(), "" if self._total is None else f" of {self._total:,}"
+        samples = "sample" if (self._total or done) == 1 else "samples"
+        return f"{done:,}{of} {samples} in {f'{seconds:.1f}' if seconds >= 0.1 else 'less than 0.1'} s"

@@ -30,7 +30,7 @@ from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample, ScoringRecord
 from plaudit_workers.data_files import VERL, RowForm, data_paths, files_of, raw_rows
 from plaudit_workers.launch.data_checks import data_problem
-from plaudit_workers.process import EXIT_DONE, model_servers
+from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, model_servers
 from plaudit_workers.server_tasks import with_server_tasks
 from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import SampleInput
@@ -68,7 +68,7 @@ def try_scorers(arguments: argparse.Namespace) -> int:
     for number, (trial, scorings) in enumerate(zip(trials, scored, strict=True), 1):
         print("\n".join(_report(number, trial, scorings)))
     print(_verdict(scored))
-    return EXIT_DONE
+    return ending_of([scoring for scorings in scored for scoring in scorings])
 
 
 async def _score(reward: RewardSpec, trials: Sequence[_Trial]) -> list[list[ScoringRecord]]:
@@ -81,6 +81,11 @@ async def _score(reward: RewardSpec, trials: Sequence[_Trial]) -> list[list[Scor
         return scored
     finally:
         await pipeline.close()
+
+
+def ending_of(scorings: Sequence[ScoringRecord]) -> int:
+    """Return the exit code of a trial: one in which no sample got a score has found nothing."""
+    return EXIT_CRASHED if all(scoring.value is None for scoring in scorings) else EXIT_DONE
 
 
 def reward_without_servers(reward: RewardSpec) -> RewardSpec:

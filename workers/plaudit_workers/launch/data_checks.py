@@ -194,6 +194,7 @@ class _Pass:
         self._facts = facts
         self.rules = RuleChecks(job.spec.reward.scorers)
         self._rows = 0
+        self._truths = 0
         self._characters = 0
         self._lengths: list[int] = []
         self._longest: RenderedRow | None = None
@@ -220,6 +221,7 @@ class _Pass:
             if self._facts:
                 self._facts.add(row)
             self._rows += 1
+            self._truths += row.row.ground_truth is not None
             if self._rows <= _ALL_RENDERED and self._characters <= _ALL_RENDERED_CHARACTERS:
                 self._characters += _num_characters(row.row.prompt)
                 yield row
@@ -244,7 +246,10 @@ class _Pass:
         return Problem(name, f"{path}: {complaint}", remedy, also=("spec.data.train.maxPromptLength",))
 
     def notes(self, name: str, path: str) -> Iterator[Problem]:
-        """Yield how many rows are used, why others are not, and their lengths."""
+        """Yield how many rows are used, why others are not, their lengths, and that no ground truth is there."""
+        if self._rows and not self._truths and any(each.kind == "python" for each in self._job.spec.reward.scorers):
+            remedy = "Reward functions get None; if rows have one, spec.data.columns.groundTruth names its column"
+            yield Problem(name, f"{path}: every ground truth is null", remedy)
         if self._renderer is None or self._longest is None:
             return
         import numpy as np

@@ -31,7 +31,7 @@ from plaudit_job.secrets import reward_secrets, secret_value
 from plaudit_job.spec.rewards import GatewaySpec
 from plaudit_metrics.sources.steps import RunEnding, read_steps, write_ending
 from plaudit_metrics.statistics.stages import validation_rewards
-from plaudit_wire.errors import RefusedError
+from plaudit_wire.errors import EXIT_INTERRUPTED, RefusedError
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.code_checks import ignored
 from plaudit_workers.launch.gpu_shares import share_gpus
@@ -65,8 +65,6 @@ _COLUMNS = (
     ("step s", "step_s", 8, "{:.2f}"),
     ("exposed reward s", "exposed_reward_s", 17, "{:.2f}"),
 )
-EXIT_INTERRUPTED = 130
-"""The exit code that shells use for a program that Ctrl-C ended."""
 _PRINT_EVERY_S = 0.25
 _PROCESS = "plaudit run"
 _LOOK_AGAIN_S = 0.2

@@ -43,7 +43,15 @@ class WeightsUnreadableError(Exception):
 
 
 class RequestRefusedError(Exception):
-    """Report that the engine can never generate this request, for example a prompt that exceeds the model's length."""
+    """Report that the engine can never generate this request, for example a prompt that exceeds the model's length.
+
+    Args:
+        too_long: the conversation has no room for a turn; else its contents are refused.
+    """
+
+    def __init__(self, message: str, *, too_long: bool = True) -> None:
+        super().__init__(message)
+        self.too_long = too_long
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -35,6 +36,8 @@ _LONGEST_PAUSE_S = 20.0
 _USER = {"role": "user", "content": "a"}
 _MARKER = "zq7mark"
 _MARKED = {"role": "assistant", "content": _MARKER}
+_TOO_LONG = re.compile(r"context.?(length|window|size)|too long|maximum.{0,20}tokens", re.IGNORECASE)
+"""What OpenAI, vLLM, SGLang, llama.cpp and Anthropic say of a conversation without room for a turn."""
 _REFUSED = {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
 """A status that is about one request; every other failure is about the server."""
 _OLD_LIMIT, _NEW_LIMIT = "max_tokens", "max_completion_tokens"
@@ -165,7 +168,7 @@ class ServedPolicy:
                 f"{self._url}{route} answers with no completion: {excerpt(response.body, self._key)}"
             ) from error
         except ValueError as error:
-            raise RequestRefusedError(f"the turn of {self._model}: {error}") from error
+            raise RequestRefusedError(f"the turn of {self._model}: {error}", too_long=False) from error
 
     async def _sent(self, route: str, asked: dict[str, Any], sampling: Sampling) -> Response:
         """Return a response of status 200; try again what may pass."""
@@ -201,7 +204,10 @@ class ServedPolicy:
         """Return what a response says with its remedy; raise ``RequestRefusedError`` if it is about this request."""
         message = error_message(response.body, self._key)
         if response.status in _REFUSED:
-            raise RequestRefusedError(f"{self._url}{route} refuses it: {message}")
+            too_long = response.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or bool(
+                _TOO_LONG.search(response.body.decode(errors="replace"))
+            )
+            raise RequestRefusedError(f"{self._url}{route} refuses it: {message}", too_long=too_long)
         return f"{self._url}{route} answers with HTTP {response.status}: {message}{self._remedy(response)}"
 
     def _remedy(self, response: Response) -> str:

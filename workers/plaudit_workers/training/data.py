@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -23,10 +24,12 @@ from plaudit_job.spec.rollout import DataSpec, TrainDataSpec, WeightedDataSpec
 from plaudit_wire.logs import get_logger
 from plaudit_workers.data_facts import DataFacts, FactsOfRows
 from plaudit_workers.data_files import VERL, RowError, RowForm, checked_rows, data_paths
-from plaudit_workers.training.prompts import PromptRenderer, RenderedRow, Selection, lengths_in_words
+from plaudit_workers.training.prompts import PromptLengths, PromptRenderer, RenderedRow, Selection, lengths_in_words
 from plaudit_workers.training.state import PromptRow
 
 logger = get_logger(__name__)
+LENGTHS_FILE = "prompt-lengths.bin"
+"""In the run's folder: what ``PromptLengths`` keeps."""
 _IN_MEMORY_BYTES = 256 << 20
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(PromptRow)
@@ -38,20 +41,33 @@ class PromptData:
     Args:
         rows: those that are used.
         order: their order.
+        renderer: tokenizes those whose lengths were known without.
         facts: what was read.
         selection: what was left out.
     """
 
-    def __init__(self, rows: StoredPrompts, order: EpochOrder, facts: DataFacts, selection: Selection) -> None:
+    def __init__(
+        self,
+        rows: StoredPrompts,
+        order: EpochOrder,
+        renderer: PromptRenderer,
+        facts: DataFacts,
+        selection: Selection,
+    ) -> None:
         self._rows = rows
         self._order = order
+        self._renderer = renderer
         self.facts = facts
         self.selection = selection
 
     @classmethod
     def for_training(cls, data: DataSpec, renderer: PromptRenderer, seed: int, folder: Path | None = None) -> Self:
-        """Load ``data.train``; see ``load``."""
-        return cls.load(data.train, renderer, seed, RowForm.of_data(data), folder)
+        """Load ``data.train``; see ``load``. Lengths of prompts are kept in the folder for the run's next start."""
+        file = None if folder is None else folder / LENGTHS_FILE
+        lengths = PromptLengths(renderer.template, data.train.max_prompt_length, file)
+        prompts = cls.load(data.train, renderer, seed, RowForm.of_data(data), folder, lengths)
+        lengths.keep()
+        return prompts
 
     @classmethod
     def for_validation(cls, data: DataSpec, renderer: PromptRenderer, folder: Path | None = None) -> Self | None:
@@ -70,18 +86,21 @@ class PromptData:
         seed: int,
         form: RowForm = VERL,
         folder: Path | None = None,
+        known: PromptLengths | None = None,
     ) -> Self:
         """Read data, store its images, render it, leave out and count what the job does not use.
 
         Args:
             folder: holds the prompts that do not fit into a quarter of a GiB of memory.
+            known: spares prompts their tokens until they are used. None: all are tokenized.
         """
         rows, ends, facts = StoredPrompts(folder), list[int](), FactsOfRows()
         selection, lengths = Selection(section.max_prompt_length, section.pass_rate), array("i")
         for path in data_paths(section):
-            for rendered in renderer.rendered(checked_rows(path, form)):
+            for rendered in renderer.rendered(checked_rows(path, form), known):
                 facts.add(rendered.numbered)
-                lengths.append(rendered.length)
+                if not rendered.is_bound:
+                    lengths.append(rendered.length)
                 if selection.wants(rendered.numbered, rendered.length):
                     rows.append(_prompt_row(rendered, facts.num_rows - 1))
             ends.append(len(rows))
@@ -91,7 +110,7 @@ class PromptData:
         numbers = {"rows": facts.num_rows, "prompts": selection.used, "left_out": selection.left_out_by()}
         logger.info("prompts loaded", path=path, **numbers, lengths=lengths_in_words(np.asarray(lengths)))
         order = EpochOrder(mixture_parts(section.mixture, ends), seed if section.shuffle else None)
-        return cls(rows, order, facts.facts(), selection)
+        return cls(rows, order, renderer, facts.facts(), selection)
 
     def __len__(self) -> int:
         """Return the number of prompts of one epoch."""
@@ -104,7 +123,11 @@ class PromptData:
 
     def prompt_at(self, position: int) -> PromptRow:
         """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""
-        return self._rows[self._order.at(position)]
+        prompt = self._rows[self._order.at(position)]
+        if prompt.prompt_ids:
+            return prompt
+        ids = self._renderer.token_ids(prompt.prompt_text, templated=bool(prompt.messages))
+        return replace(prompt, prompt_ids=ids.astype("<i4").tobytes())
 
     def row_at(self, position: int) -> int:
         """Return the index of that prompt among all rows."""

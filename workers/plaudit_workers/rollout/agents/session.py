@@ -200,7 +200,7 @@ class EndpointSession:
         try:
             return await generation
         except RequestRefusedError as error:
-            raise self._limit(str(error), _TOO_LONG) from error
+            raise (self._limit(str(error), _TOO_LONG) if error.too_long else RequestError(str(error))) from error
         except EngineFailedError as error:
             if not self.failed.done():
                 self.failed.set_exception(error)
