@@ -535,7 +535,8 @@ async def _executed(
         room_bytes = limits.disk_bytes - used_bytes
         ending = await _watch(process, began_s + timeout_s, written_bytes, room_bytes)
         if ending != "exited":
-            process.kill()  # an engine's client that waits for something in the container may hold the container's lock
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                process.kill()  # where it waits for something in the container, it may hold the container's lock
             await asyncio.to_thread(_end, engine, container)
         code = await process.wait()
         await reading
