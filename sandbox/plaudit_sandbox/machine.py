@@ -519,8 +519,10 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-def space_of(folder: Path, most: int) -> int:
+def space_of(folder: Path, most: int, *, with_holes: bool = False) -> int:
     """Return the space of all files below a folder; stop counting above ``most``. Inodes count a page.
+
+    ``with_holes``: as a copy takes it that does not keep them.
 
     A folder that cannot be read, such as one whose path is too long for the kernel, hides its size: more than ``most``.
     """
@@ -540,7 +542,7 @@ def space_of(folder: Path, most: int) -> int:
                     if error.errno == errno.ENOENT:
                         raise
                     return most + 1
-                total += max(found.st_blocks * 512, 4096)
+                total += max(found.st_blocks * 512, found.st_size if with_holes else 0, 4096)
                 if stat.S_ISDIR(found.st_mode):
                     folders.append(Path(entry.path))
     return total

@@ -188,6 +188,8 @@ def test_tests_that_hang_are_a_timeout_and_those_that_fill_the_machine_zero(
     assert (hung.outcome, hung.reason) == ("timeout", "the tests did not end within 1 s")
     full = verified(machine, tmp_path, "for i in 1 2 3 4; do head -c 9000000 /dev/zero > /tmp/$i; done; sleep 60")
     assert (full.outcome, full.reward) == ("scored", 0.0)
+    holes = bash(machine, "truncate -s 10M /app/1 /app/2 /app/3")  # which a copy would write out
+    assert (holes.ending, verified(machine, tmp_path).executed.ending) == ("disk", "disk")
 
 
 @pytest.mark.parametrize(
