@@ -6,7 +6,8 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
 
@@ -17,6 +18,8 @@ _LARGEST_LOGS_BYTES: Final = 64 << 20
 """What is read of ``/logs/verifier`` in search of the reward."""
 _PAGE_BYTES: Final = 4096
 _MOST_ENTRIES: Final = 500_000
+_OF_THE_KERNEL: Final = ("dev", "proc", "sys")
+_MOST_WAITING: Final = 1000
 _LONGEST_PATH: Final = 4000
 """Linux opens paths of up to 4,095 bytes; a folder of ours comes before it."""
 
@@ -81,6 +84,7 @@ def copy_files(
     *,
     below: str = "",
     are_artifacts: bool = False,
+    waiting: list[tuple[str, str]] | None = None,
 ) -> int:
     """Copy what an archive holds below some folders to another archive: files, folders and links, nothing else.
 
@@ -90,9 +94,11 @@ def copy_files(
     Args:
         below: Where the folder lies that the archive is of.
         are_artifacts: Copy no symbolic link that leads out of its folder, and let everybody read the files.
+        waiting: Gets path and target of the first copied links of which ``may_wait_at`` is true.
     """
     wanted = [PurePosixPath(folder) for folder in folders]
     room = _Room(source, most_bytes)
+    waiting = [] if waiting is None else waiting
     try:
         with (
             tarfile.open(fileobj=room, mode="r|", errors="surrogateescape") as read,
@@ -109,6 +115,8 @@ def copy_files(
                 if member.islnk():
                     member.linkname = str(PurePosixPath(below, member.linkname))
                 if _is_copied(member, wanted, are_artifacts):
+                    if member.issym() and len(waiting) < _MOST_WAITING and may_wait_at(member.name, member.linkname):
+                        waiting.append((member.name, member.linkname))
                     written.addfile(member, read.extractfile(member) if member.isreg() else None)
                 cast(Any, read).members = []  # each keeps all entries that it has seen
                 cast(Any, written).members = []
@@ -124,6 +132,34 @@ def unpack(source: IO[bytes], folder: Path) -> None:
             archive.extractall(folder, filter="data")
     except (tarfile.TarError, OSError) as error:
         raise InfrastructureError(f"the files of a machine cannot be copied: {error}") from error
+
+
+def may_wait_at(path: str, target: str) -> bool:
+    """Tell whether a reader of a symbolic link may wait or read for ever: a device or a process's file can be behind.
+
+    So can it behind the root, and behind steps up that follow steps down, which may begin at another link's end. A link
+    to ``/dev/null`` is harmless. Each link is judged alone, by where it lies and what it says.
+    """
+    goal = PurePosixPath(os.path.normpath(PurePosixPath("/", path).parent / target))
+    names = PurePosixPath(target).parts
+    returns = any(later == ".." and earlier not in ("..", "/") for earlier, later in pairwise(names))
+    place = goal.parts[1:2]
+    return returns or not place or (place[0] in _OF_THE_KERNEL and str(goal) != "/dev/null")
+
+
+def waited_at(source: IO[bytes]) -> Iterator[str]:
+    """Yield the path of each named pipe, device and link of an archive at which a reader may wait for ever.
+
+    Raises ``InfrastructureError`` for what is no archive.
+    """
+    try:
+        with tarfile.open(fileobj=source, mode="r|", errors="surrogateescape") as archive:
+            for member in archive:
+                if member.isdev() or (member.issym() and may_wait_at(member.name, member.linkname)):
+                    yield str(PurePosixPath("/", member.name))
+                cast(Any, archive).members = []  # it keeps all entries that it has seen
+    except (tarfile.TarError, EOFError) as error:
+        raise InfrastructureError(f"the files of a machine cannot be read: {error}") from error
 
 
 def _stays(link: tarfile.TarInfo, folders: Iterable[PurePosixPath]) -> bool:

@@ -17,16 +17,18 @@ import io
 import json
 import os
 import secrets
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, Literal, cast
 
-from plaudit_sandbox.archives import FilesTooLargeError, RewardArchive, copy_files, write_archive
+from plaudit_sandbox.archives import FilesTooLargeError, RewardArchive, copy_files, waited_at, write_archive
 from plaudit_sandbox.container_engine import (
     ContainerEngine,
     client_folder,
@@ -69,6 +71,9 @@ _IN_FOLDER = ("sh", "-c", 'cd "$1" 2>/dev/null || cd /; shift; exec "$@"', "sh")
 PYCACHE_ELSEWHERE: Final = {"PYTHONPYCACHEPREFIX": "/run/pycache"}
 """Makes the Python of tests ignore what the agent compiled."""
 _TOP_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_LONGEST_ACCOUNTS = 1 << 20
+_ACCOUNTS: Final = ("etc/passwd", "etc/group")
+"""What an engine reads of a container itself, as it starts a program there. Agents may add accounts."""
 _READ_BY_PROGRAMS = (
     "/etc/alternatives",
     "/etc/bash.bashrc",
@@ -85,6 +90,10 @@ _READ_BY_PROGRAMS = (
 )
 """Below them every change counts: which of bash, a module beside Python's own or a preloaded library a test would use
 cannot be known."""
+
+
+class _LostAccountsError(Exception):
+    """No program can be started in a container, by its agent's doing."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +173,10 @@ class ContainerMachine:
             mounts: Copied into the container before.
             serve: Answers at ``LOOPBACK_PORT`` of the container's loopback device until the command has ended.
         """
-        executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin, serve)
+        try:
+            executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin, serve)
+        except _LostAccountsError as lost:
+            return CommandEnd("exited", _NOT_STARTED[0], f"no program can be started: {lost}\n", 0.0)
         if executed.exit_code in _NOT_STARTED and _ENGINE_S_WORDS in executed.output:
             # The agent left no room for a further process, so all of them end.
             await asyncio.to_thread(_end, self._engine, self.name)
@@ -270,6 +282,8 @@ class ContainerMachine:
     def _start(self) -> Callable[[int], int]:
         """Start the container if it does not run; return what counts the space of its files."""
         is_running, drivers = inspected(self._engine, self.name, [".State.Running", "json .GraphDriver"])
+        if lost := _lost_accounts(drivers, self._engine.image_accounts(self.settings.image)):
+            raise _LostAccountsError(*lost)
         if is_running != "true":
             self._engine.call("start", self.name)
         return _counter(self._engine, self.name, drivers)
@@ -289,6 +303,7 @@ class ContainerCopy:
     ) -> None:
         """Name it; ``run`` makes it."""
         self.changed_programs: Sequence[str] = ()
+        self._changes: frozenset[str] = frozenset()
         self._engine = engine
         self._agent, self._name, self._image = name, f"{name}-verify", f"localhost/plaudit-copy:{name}"
         self._settings = settings
@@ -298,10 +313,14 @@ class ContainerCopy:
 
     def prepare(self) -> None:
         """Find the programs that the agent changed, as the engine compares files and image."""
+        (drivers,) = inspected(self._engine, self._agent, ["json .GraphDriver"])
+        self.changed_programs = _lost_accounts(drivers, self._engine.image_accounts(self._settings.image))
+        if self.changed_programs:
+            return
         lines = self._engine.call("diff", self._agent).splitlines()
-        paths = [line.partition(" ")[2] for line in lines]
+        self._changes = frozenset(line.partition(" ")[2] for line in lines)
         path_variable = self._engine.image_variables(self._settings.image).get("PATH", "")
-        self.changed_programs = changed_programs(paths, path_variable, self._settings.workdir, self._is_folder)
+        self.changed_programs = changed_programs(self._changes, path_variable, self._settings.workdir, self._is_folder)
 
     async def run(
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
@@ -324,6 +343,21 @@ class ContainerCopy:
         if executed.ending == "exited":
             self._rewards = await asyncio.to_thread(_read_logs, self._engine, self._name)
         return executed
+
+    def may_block(self) -> bool:
+        """Look through the files that the agent has changed or made; the image's own are no doing of its.
+
+        The engine's list of changes has a line for each, so a name of several lines counts as well.
+        """
+        export = [self._engine.program, "export", self._agent]
+        with subprocess.Popen(
+            export, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=client_folder()
+        ) as exporting:
+            try:
+                files = cast(IO[bytes], exporting.stdout)
+                return any(path in self._changes or "\n" in path for path in waited_at(files))
+            finally:
+                exporting.kill()
 
     def reward_file(self, name: str) -> str | None:
         """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
@@ -366,9 +400,6 @@ class ContainerCopy:
 class SeparateContainer:
     """A new container for tests, with the artifacts of the agent's alone."""
 
-    changed_programs: Sequence[str] = ()
-    """None: no program of the agent's is in it."""
-
     def __init__(self, agent: ContainerMachine, engine: ContainerEngine, tests: Path, separate: SeparateTests) -> None:
         """Name it; ``prepare`` makes it."""
         settings = replace(
@@ -379,6 +410,8 @@ class SeparateContainer:
             workdir=separate.directory,
             has_separate_tests=True,
         )
+        self.changed_programs: Sequence[str] = ()
+        """No program of the agent's is in it, but an engine may find no way into the agent's container."""
         self._machine = ContainerMachine(engine, f"{agent.name}-verify", settings, separate.limits)
         self._agent = agent
         self._engine = engine
@@ -389,6 +422,11 @@ class SeparateContainer:
 
     def prepare(self) -> None:
         """Make the container, and copy the artifacts and the tests into it. Raises ``InfrastructureError``."""
+        (drivers,) = inspected(self._engine, self._agent.name, ["json .GraphDriver"])
+        accounts = self._engine.image_accounts(self._agent.settings.image)
+        self.changed_programs = _lost_accounts(drivers, accounts)
+        if self.changed_programs:
+            return
         self._machine.create()
         if self._separate.given is not None:
             self._machine.upload(self._separate.given, self._separate.directory)
@@ -420,6 +458,10 @@ class SeparateContainer:
         if executed.ending == "exited":
             self._rewards = await asyncio.to_thread(_read_logs, self._engine, self._machine.name)
         return executed
+
+    def may_block(self) -> bool:
+        """Return False: of the agent's it has files, folders and links within an artifact alone."""
+        return False
 
     def reward_file(self, name: str) -> str | None:
         """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
@@ -493,6 +535,8 @@ async def _executed(
         room_bytes = limits.disk_bytes - used_bytes
         ending = await _watch(process, began_s + timeout_s, written_bytes, room_bytes)
         if ending != "exited":
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                process.kill()  # where it waits for something in the container, it may hold the container's lock
             await asyncio.to_thread(_end, engine, container)
         code = await process.wait()
         await reading
@@ -536,17 +580,51 @@ def _written(engine: ContainerEngine, container: str) -> Callable[[int], int]:
 def _counter(engine: ContainerEngine, container: str, drivers: str) -> Callable[[int], int]:
     """Return what counts the space of what was written to a container; above the number that it gets it may stop.
 
-    Root counts faster itself: an engine counts the image as well, before it tells the difference.
+    Root counts faster itself: an engine counts the image as well, before it tells the difference. Holes in files count
+    either way: the copy for tests has none, and would fill this host's disk.
     """
-    upper = ((json.loads(drivers) or {}).get("Data") or {}).get("UpperDir")
-    if upper and os.geteuid() == 0 and Path(upper).is_dir():
-        return partial(space_of, Path(upper))
+    upper = _upper(drivers)
+    if upper is not None and os.geteuid() == 0:
+        return partial(space_of, upper, with_holes=True)
 
     def counted(most: int) -> int:
         (size,) = inspected(engine, container, [".SizeRw"], "--size")
         return int(size) if size.isdigit() else 0
 
     return counted
+
+
+def _upper(drivers: str) -> Path | None:
+    """Return the folder of this host that holds what was written to a container; None if it is out of reach."""
+    upper = ((json.loads(drivers) or {}).get("Data") or {}).get("UpperDir")
+    return Path(upper) if upper and os.access(upper, os.R_OK | os.X_OK) else None
+
+
+def _lost_accounts(drivers: str, accounts: Sequence[str]) -> list[str]:
+    """Return which list of accounts is no file any more, or lacks one of these; none where they are out of reach.
+
+    An agent that is root can bring this about, and then no engine can start a program there: podman waits at a pipe
+    for ever, with a lock that all other containers need. So no engine is asked.
+    """
+    if (upper := _upper(drivers)) is None:
+        return []
+    needed = zip_longest(_ACCOUNTS, accounts, fillvalue="0")
+    return [f"/{name} (accounts that the engine reads)" for name, account in needed if _is_lost(upper / name, account)]
+
+
+def _is_lost(path: Path, account: str) -> bool:
+    try:
+        mode = stat.S_IFLNK if path.parent.is_symlink() else os.lstat(path).st_mode
+        if not stat.S_ISREG(mode):
+            return not stat.S_ISCHR(mode) or not account.isdigit()  # overlayfs marks a removed file as a device
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), errors="replace") as file:
+            text = file.read(_LONGEST_ACCOUNTS + 1)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # unchanged; or the engine alone may read it
+        return False
+    except OSError:
+        return True
+    is_named = account.isdigit() or any(line.startswith(f"{account}:") for line in text.splitlines())
+    return len(text) > _LONGEST_ACCOUNTS or not is_named
 
 
 def _is_running(engine: ContainerEngine, container: str) -> bool:

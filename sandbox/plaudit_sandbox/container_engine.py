@@ -78,6 +78,10 @@ class ContainerEngine:
         """Return the folder in which the image's programs begin; empty if it names none."""
         return str(_image_settings(self.program, image).get("WorkingDir") or "")
 
+    def image_accounts(self, image: str) -> list[str]:
+        """Return the user of the image's programs, and the group where one is set; numbers or names."""
+        return str(_image_settings(self.program, image).get("User") or "0").split(":")
+
     def remove(self, *containers: str) -> None:
         """Remove containers with their volumes, running or not; those that are gone count as removed."""
         for container in containers:

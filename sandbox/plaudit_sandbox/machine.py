@@ -30,12 +30,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, Literal, cast
 
-from plaudit_sandbox.archives import LARGEST_REWARD_BYTES, FilesTooLargeError, copy_files, unpack
+from plaudit_sandbox.archives import LARGEST_REWARD_BYTES, FilesTooLargeError, copy_files, may_wait_at, unpack
 from plaudit_sandbox.machine_process import MachineCommand, Mount
 from plaudit_sandbox.machine_start import StartedCommand, started
 from plaudit_sandbox.privileges import NOBODY
@@ -344,7 +344,7 @@ class MachineCopy:
         """Run the tests, which find ``/tests`` read only."""
         if self._is_full:
             return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
-        end = await self._machine.run(
+        return await self._machine.run(
             command,
             timeout_s=timeout_s,
             environment=environment,
@@ -352,9 +352,10 @@ class MachineCopy:
             mounts={"/tests": self._tests},
             writable={"/logs": self._logs},
         )
-        if end.ending == "timeout" and self._left is not None and await asyncio.to_thread(_may_block, self._left):
-            return replace(end, ending="blocked")
-        return end
+
+    def may_block(self) -> bool:
+        """Look through the files that the agent left."""
+        return self._left is not None and _may_block(self._left)
 
     def reward_file(self, name: str) -> str | None:
         """Return the text of a regular file of ``/logs/verifier`` that is no link; None if there is none.
@@ -518,8 +519,10 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-def space_of(folder: Path, most: int) -> int:
+def space_of(folder: Path, most: int, *, with_holes: bool = False) -> int:
     """Return the space of all files below a folder; stop counting above ``most``. Inodes count a page.
+
+    ``with_holes``: as a copy takes it that does not keep them.
 
     A folder that cannot be read, such as one whose path is too long for the kernel, hides its size: more than ``most``.
     """
@@ -539,26 +542,22 @@ def space_of(folder: Path, most: int) -> int:
                     if error.errno == errno.ENOENT:
                         raise
                     return most + 1
-                total += max(found.st_blocks * 512, 4096)
+                total += max(found.st_blocks * 512, found.st_size if with_holes else 0, 4096)
                 if stat.S_ISDIR(found.st_mode):
                     folders.append(Path(entry.path))
     return total
 
 
 def _may_block(files: Path) -> bool:
-    """Tell whether an agent left a named pipe, or a link by which a device or a process's file can be reached.
-
-    A reader of these waits for ever, or reads for ever. Links to ``/dev/null`` count as none.
-    """
+    """Tell whether an agent left a named pipe, or a link at which a reader may wait for ever."""
     for above, folders, names in os.walk(files):
-        inside = Path("/", Path(above).relative_to(files))
         for name in (*folders, *names):
+            path = os.path.join(above, name)
             with contextlib.suppress(OSError):
-                path = os.path.join(above, name)
-                if stat.S_ISFIFO(mode := os.lstat(path).st_mode):
+                mode = os.lstat(path).st_mode
+                if stat.S_ISFIFO(mode):
                     return True
-                target = os.path.normpath(inside / os.readlink(path)) if stat.S_ISLNK(mode) else ""
-                if (target != "/dev/null" and target.startswith(("/dev", "/proc", "/sys"))) or target in ("/", "//"):
+                if stat.S_ISLNK(mode) and may_wait_at(os.path.relpath(path, files), os.readlink(path)):
                     return True
     return False
 

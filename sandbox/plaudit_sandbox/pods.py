@@ -84,6 +84,8 @@ _KILL_ALL = "kill -9 -1"
 """Ends every process that the user may end, but the shell itself and the container's first process."""
 _NOT_ENDING: Final = "/proc/1 (the machine's first process does not end)"
 _LOGS: Final = ("verifier", "agent", "artifacts")
+_LINKS_A_CALL, _LONGEST_OF_IMAGES = 16, 400
+"""A command travels in an address, whose length is limited. No image has links with longer names."""
 _CALLS: Final = concurrent.futures.ThreadPoolExecutor(256, "plaudit-pod")
 """Each call waits in a thread; the event loop's own pool is too small for hundreds, and others need it."""
 
@@ -245,6 +247,8 @@ class PodCopy:
         self._tests = tests
         self._name = f"{agent.name}-{secrets.token_hex(3)}"
         self._is_full = ""
+        self._waiting: list[tuple[str, str]] = []
+        """Path and target of links in the agent's files at which a reader may wait for ever."""
         self._rewards: RewardArchive | None = None
 
     def prepare(self) -> None:
@@ -294,6 +298,18 @@ class PodCopy:
         self._rewards = await in_thread(self._read_logs)
         return executed
 
+    def may_block(self) -> bool:
+        """Look for links that the agent has left and the image has not; pipes and devices are never copied."""
+        texts = [f"/{path}{target}" for path, target in self._waiting]
+        if not all(text.isprintable() and len(text) < _LONGEST_OF_IMAGES for text in texts):
+            return True
+        for first in range(0, len(self._waiting), _LINKS_A_CALL):
+            some = self._waiting[first : first + _LINKS_A_CALL]
+            same = (f'[ "$(readlink {shlex.quote(f"/{path}")})" = {shlex.quote(target)} ]' for path, target in some)
+            if _answer(self._cluster, self._agent.name, KEEPER, f"{' && '.join(same)} || echo differs"):
+                return True
+        return False
+
     def reward_file(self, name: str) -> str | None:
         """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
         return self._rewards.text(name) if self._rewards else None
@@ -314,7 +330,8 @@ class PodCopy:
             with _extracted(_receiver(self._cluster, self._name, FILL, to)) as target:
                 source = cast(IO[bytes], ProcessOutput(reader, until_s))
                 are_artifacts = self._separate is not None
-                copy_files(source, target, places, self._limits.disk_bytes, are_artifacts=are_artifacts)
+                room_bytes = self._limits.disk_bytes
+                copy_files(source, target, places, room_bytes, are_artifacts=are_artifacts, waiting=self._waiting)
         except InfrastructureError as error:
             codes = (reader.exit_code, target.exit_code if target else None)
             if _KILLED in codes or self._is_short_of_memory():

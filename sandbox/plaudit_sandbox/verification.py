@@ -38,6 +38,7 @@ READ_BESIDE_BIN: Final = ("lib", "lib64", "pyvenv.cfg")
 """What programs of a ``bin`` in the ``PATH`` read beside it by themselves. ``pyvenv.cfg`` says where Python's library
 is."""
 _SHOWN_PATHS = 3
+_BLOCKED = ", and the agent left a named pipe, or a link to /dev, /proc or /sys, at which they may wait for ever"
 _ENVIRONMENT = {
     "HOME": "/run",
     "PYTHONSAFEPATH": "1",
@@ -64,6 +65,13 @@ class VerifierMachine(Protocol):
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
     ) -> CommandEnd:
         """Run the tests to their end or to a limit; afterwards no process is left. Call it once."""
+
+    def may_block(self) -> bool:
+        """Tell whether the agent left a file at which tests may wait or read for ever, whatever the machine's speed.
+
+        Asked where tests did not end in time. Such files are a named pipe and a link to a device or to a process's
+        file; sockets are none, because nothing listens any more and opening one fails at once.
+        """
 
     def reward_file(self, name: str) -> str | None:
         """Return the text of a file of ``/logs/verifier``; None if there is none.
@@ -174,14 +182,11 @@ def _stopped(executed: CommandEnd) -> Verdict:
 
 
 def _verdict(executed: CommandEnd, machine: VerifierMachine, timeout_s: float) -> Verdict:
-    if executed.ending == "blocked":
-        reason = (
-            f"the tests did not end within {timeout_s:g} s, and the agent left a named pipe, or a link to /dev, /proc "
-            "or /sys, at which they may wait for ever"
-        )
-        return Verdict("scored", 0.0, reason, executed)
     if executed.ending == "timeout":
-        return Verdict("timeout", None, f"the tests did not end within {timeout_s:g} s", executed)
+        reason = f"the tests did not end within {timeout_s:g} s"
+        if machine.may_block():
+            return Verdict("scored", 0.0, reason + _BLOCKED, executed)
+        return Verdict("timeout", None, reason, executed)
     if executed.ending != "exited":
         return _stopped(executed)
     try:

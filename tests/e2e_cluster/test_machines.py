@@ -129,7 +129,8 @@ def test_a_right_answer_is_rewarded_however_often_it_is_verified(
 ) -> None:
     bash(
         machine,
-        "cd /app; echo 42 > answer; umask 077; echo 1 > $'odd \\n\\xff'; ln -s /etc/passwd link; mkdir -m 0500 d",
+        "cd /app; echo 42 > answer; umask 077; echo 1 > $'odd \\n\\xff'; ln -s /etc/passwd link; mkdir -m 0500 d; "
+        "ln -s /dev/zero endless",
     )
     eats = (
         TEST + "ls -l /app | wc -l; grep -c . /proc/[0-9]*/cmdline 2>/dev/null | grep -c 987; rm -rf /app/* /root/*\n"
@@ -137,11 +138,12 @@ def test_a_right_answer_is_rewarded_however_often_it_is_verified(
     for _ in range(2):
         found = verified(machine, tmp_path, eats)
         assert (found.outcome, found.reward) == ("scored", 1.0), found
-        assert found.executed.output == "the answer is judged\n6\n0\n"
+        assert found.executed.output == "the answer is judged\n7\n0\n"
     assert roles(pods, machine) == ["agent"]
     assert "the machine has ended" in bash(machine, "true").output  # so that its files stay as they are
-    hung = verified(machine, tmp_path, "sleep 300", timeout_s=2.0)
-    assert (hung.outcome, hung.reward) == ("timeout", None)
+    hung = verified(machine, tmp_path, "cat /app/endless >/dev/null", timeout_s=2.0)
+    assert (hung.outcome, hung.reward) == ("scored", 0.0)
+    assert "or a link to /dev" in hung.reason
     link = verified(machine, tmp_path, "ln -s /etc/passwd /logs/verifier/reward.txt")
     assert link.reason.startswith("reward.txt is no file")
 

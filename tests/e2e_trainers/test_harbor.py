@@ -101,7 +101,7 @@ def test_a_task_has_the_values_that_harbor_reads(name: str, theirs: dict[str, di
         environment["build_timeout_sec"],
     )
     assert (ours.agent.user, ours.verifier.user) == (given["agent"]["user"], verifier["user"])
-    assert (ours.metadata, ours.artifacts) == (given["metadata"], given["artifacts"])
+    assert (ours.metadata, [each.source for each in ours.artifacts]) == (given["metadata"], given["artifacts"])
     for section, fields in (
         ("environment", ("docker_image", "cpus", "memory_mb", "storage_mb", "gpus", "workdir", "healthcheck")),
         ("agent", ("timeout_sec",)),

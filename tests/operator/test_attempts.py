@@ -349,7 +349,7 @@ def end_beside_sidecar(
 @pytest.mark.parametrize("cleanup", ["All", "None"])
 def test_a_trainer_that_ends_beside_a_sidecar_completes_the_job_and_holds_nothing(cleanup: str):
     world = settled(lifecycle={"cleanup": cleanup})
-    world.closed_step = 3
+    world.closed_step, world.metrics_are_slow = 3, True
     world.cluster.now += 1
     end_beside_sidecar(world, "trainer", 0)
     world.settle()

@@ -105,6 +105,7 @@ def test_what_an_agent_plants_earns_nothing(machine: ContainerMachine, tmp_path:
 @pytest.mark.parametrize("attack", PROGRAM_ATTACKS)
 def test_replaced_programs_are_an_outcome_of_their_own(machine: ContainerMachine, tmp_path: Path, attack: str) -> None:
     bash(machine, attack, timeout_s=20.0)
+    bash(machine, "true", timeout_s=20.0)  # whether a further program can start there or not
     found = verified(machine, tmp_path)
     assert (found.outcome, found.reward) == ("tampered", 0.0), found
 
@@ -187,6 +188,20 @@ def test_tests_that_hang_are_a_timeout_and_those_that_fill_the_machine_zero(
     assert (hung.outcome, hung.reason) == ("timeout", "the tests did not end within 1 s")
     full = verified(machine, tmp_path, "for i in 1 2 3 4; do head -c 9000000 /dev/zero > /tmp/$i; done; sleep 60")
     assert (full.outcome, full.reward) == ("scored", 0.0)
+    holes = bash(machine, "truncate -s 10M /app/1 /app/2 /app/3")  # which a copy would write out
+    assert (holes.ending, verified(machine, tmp_path).executed.ending) == ("disk", "disk")
+
+
+@pytest.mark.parametrize(
+    "attack", ["mkfifo /app/answer", "mkdir /app/x; ln -s /tmp /app/x/d; ln -s x/d/../dev/zero /app/answer"]
+)
+def test_a_file_at_which_tests_wait_for_ever_earns_zero_and_no_mask(
+    machine: ContainerMachine, tmp_path: Path, attack: str
+) -> None:
+    bash(machine, attack)
+    found = verified(machine, tmp_path, timeout_s=4.0)
+    assert (found.outcome, found.reward) == ("scored", 0.0), found
+    assert "a named pipe, or a link to /dev" in found.reason
 
 
 def test_a_variable_that_a_container_cannot_be_given_and_an_image_that_is_nowhere_are_refused(

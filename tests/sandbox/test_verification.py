@@ -136,7 +136,7 @@ def test_a_reward_that_cannot_be_read_is_an_error_and_no_zero(machine: Machine, 
 def test_tests_that_hang_end_as_a_timeout_and_a_full_machine_as_zero(machine: Machine) -> None:
     hung = verified(machine, "sleep 60", timeout_s=0.5)
     assert (hung.outcome, hung.reason) == ("timeout", "the tests did not end within 0.5 s")
-    agent(machine, "ln -s /dev/null /app/null; ln -s answer /app/other")
+    agent(machine, "ln -s /dev/null /app/null; ln -s answer /app/other; mkdir /app/d; ln -s ../development /app/d/e")
     assert verified(machine, "sleep 60", timeout_s=0.5).outcome == "timeout"
     full = verified(machine, "for i in 1 2 3 4; do head -c 9000000 /dev/zero > /tmp/$i; done; sleep 60")
     assert (full.outcome, full.reward) == ("scored", 0.0)
@@ -149,6 +149,7 @@ def test_tests_that_hang_end_as_a_timeout_and_a_full_machine_as_zero(machine: Ma
         "mkfifo answer",
         "ln -s /dev/zero answer",
         "mkdir d; ln -s ../.. d/up; ln -s d/up/dev/zero answer",
+        "mkdir x; ln -s /tmp x/d; ln -s x/d/../dev/zero answer",
         "ln -s /proc/self/fd/1 answer",
     ],
 )

@@ -174,16 +174,16 @@ class Reconciler:
         )
 
     def _fresh_progress(self, observed: Observed) -> dict[str, Any]:
-        """Read the progress of a running job at most every 10 s, and again when the trainer is done."""
+        """Read the progress of a running job at most every 10 s, and again when an attempt of the trainer has ended."""
         if observed.ended or not observed.status.get("startTime"):
             return {}
-        done = present_attempt(observed).verdict == "done"
+        is_last = present_attempt(observed).verdict not in ("running", "absent")
         now = self._clock()
         with self._lock:
-            if not done and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:
+            if not is_last and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:
                 return {}
             self._asked[observed.uid] = now
-        return self._services.read(observed.name, observed.namespace)
+        return self._services.read(observed.name, observed.namespace, is_last=is_last)
 
     def _report(self, observed: Observed, wanted: Plan) -> int | None:
         """Write the status if it changed, then emit events; return the number of writes, None if there is no object."""

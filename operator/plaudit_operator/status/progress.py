@@ -29,6 +29,8 @@ _MOST_BYTES = 2 << 20
 _AT_A_TIME = 16
 _WAIT_S = 0.25
 """A healthy service responds in milliseconds. A later response is used in the next look."""
+_LAST_WAIT_S = 3.0
+"""The last look has no next one, and its response is late where the machine is busy."""
 _BUSY_WITHIN_S = 1.0
 _FAILED_PAUSE_S = 20.0
 """A service that failed is left alone for this long."""
@@ -38,6 +40,8 @@ _MOST_BUSY = 2**31 - 1
 _NEARLY_FULL = 0.65
 """Share of Redis's memory. From 70 % on nothing is admitted, so a Redis that is full stays a little below or above."""
 JobProgress = dict[str, Any]
+_Key = tuple[str, str, bool]
+"""Namespace and name of a job, and whether it is the last look at it."""
 
 
 class _Step(msgspec.Struct):
@@ -79,23 +83,33 @@ class ProgressReader:
     def __init__(self, address_of: Callable[[str, str], str] = metrics_address) -> None:
         self._address_of = address_of
         self._lock = threading.Lock()
-        self._pending: dict[tuple[str, str], Future[JobProgress]] = {}
-        self._failed_at: dict[tuple[str, str], float] = {}
+        self._pending: dict[_Key, Future[JobProgress]] = {}
+        self._failed_at: dict[_Key, float] = {}
         self._slots = asyncio.Semaphore(_AT_A_TIME)
         self._background = BackgroundLoop("progress")
 
-    def read(self, name: str, namespace: str) -> JobProgress:
-        """Return the job's progress; empty if its service does not respond at once, or responds badly."""
-        key = (namespace, name)
+    def read(self, name: str, namespace: str, *, is_last: bool = False) -> JobProgress:
+        """Return the job's progress; empty if its service does not respond at once, or responds badly.
+
+        Args:
+            is_last: Its trainer has ended, and the service may go next. It is asked anew, however it responded before,
+                and may take a few seconds, once.
+        """
+        key = (namespace, name, is_last)
         with self._lock:
+            if is_last:
+                self._pending.pop((namespace, name, False), None)  # it may have been asked before the last step closed
             if time.monotonic() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
                 return {}
             if key not in self._pending:
                 fetched = self._fetch(self._address_of(name, namespace))
                 self._pending[key] = self._background.submit(fetched)
             pending = self._pending[key]
-        wait([pending], _WAIT_S)
+        wait([pending], _LAST_WAIT_S if is_last else _WAIT_S)
         if not pending.done():
+            if is_last:
+                pending.cancel()
+                self._finish(key, failed=True)
             return {}
         error = pending.exception()
         self._finish(key, failed=error is not None)
@@ -121,7 +135,7 @@ class ProgressReader:
         """Cancel the requests in flight and end the thread."""
         self._background.close()
 
-    def _finish(self, key: tuple[str, str], *, failed: bool) -> None:
+    def _finish(self, key: _Key, *, failed: bool) -> None:
         with self._lock:
             self._pending.pop(key, None)
             self._failed_at.pop(key, None)

@@ -60,7 +60,7 @@ def well(connection: socket.socket, path: str) -> None:
 
 def test_progress_is_the_newest_step_the_backlog_and_the_troubles():
     with service(well) as reader:
-        progress = reader.read("job", "team")
+        progress = reader.read("job", "team", is_last=True)
     reasons = [trouble["reason"] for trouble in progress.pop("troubles")]
     assert progress == {"step": 7, "verdict": "reward", "rewardMean": 0.25, "backlog": 3}
     assert reasons == ["JudgeFailing", "RedisFull"]
@@ -80,6 +80,36 @@ def test_a_late_response_is_used_in_the_next_look():
         while not (progress := reader.read("job", "team")) and time.monotonic() < end:
             time.sleep(0.02)
     assert progress["step"] == 7
+
+
+def test_the_last_look_waits_for_a_response_and_takes_none_from_before():
+    steps, asked, answered = iter([{**STEP, "step": 6}, STEP]), threading.Event(), threading.Event()
+
+    def respond(connection: socket.socket, path: str) -> None:
+        step = next(steps) if "steps" in path else None
+        if step is not None and step["step"] == 6:
+            asked.set()
+            answered.wait(20)
+        send(connection, json.dumps(QUEUES if step is None else {"steps": [step]}).encode())
+
+    with service(respond) as reader:
+        assert reader.read("job", "team") == {}
+        assert asked.wait(20)
+        assert reader.read("job", "team", is_last=True)["step"] == 7
+        answered.set()
+
+
+def test_a_service_that_never_responds_is_asked_for_its_last_progress_once():
+    requests, ended = [], threading.Event()
+
+    def respond(connection: socket.socket, path: str) -> None:
+        requests.append(path)
+        ended.wait(20)
+
+    with service(respond) as reader:
+        assert [reader.read("job", "team", is_last=True) for _ in range(3)] == [{}, {}, {}]
+        ended.set()
+    assert len(requests) == 1
 
 
 BOMB = gzip.compress(b" " * (1 << 20)) * 500
@@ -130,7 +160,7 @@ def test_values_that_the_api_server_would_reject_are_cut_off():
         send(connection, json.dumps({"steps": [step]} if "steps" in path else queues).encode())
 
     with service(respond) as reader:
-        progress = reader.read("job", "team")
+        progress = reader.read("job", "team", is_last=True)
     assert "step" not in progress
     assert len(progress["verdict"]) == 64
     assert len(progress["troubles"]) <= 64
