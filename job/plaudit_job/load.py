@@ -293,7 +293,7 @@ def _parse(text: str, path: Path | str) -> CommentedMap:
         message = " ".join(part for part in (error.context, error.problem) if part)
         raise JobError([_syntax(message, mark.line + 1 if mark else None)], path) from error
     except (ReaderError, YAMLError, ValueError) as error:
-        raise JobError([_syntax(str(error).splitlines()[0], None)], path) from error
+        raise JobError([_syntax(str(error).partition("\n")[0], None)], path) from error
     except RecursionError as error:
         raise JobError([_syntax("nested too deeply", None)], path) from error
     if not isinstance(tree, CommentedMap):

@@ -27,7 +27,9 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
+from plaudit_job.fields import field_name, problem_of
 from plaudit_wire.plain import plain
 from plaudit_wire.printable import shown
 
@@ -351,14 +353,17 @@ def _config(name: str, raw: dict[str, Any]) -> TaskConfig:
     try:
         return TaskConfig.model_validate(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        problem = (
-            "is unknown: remove it"
-            if first["type"] == "extra_forbidden"
-            else f"{first['msg']} ({shown(first['input'])})"
-        )
-        raise TaskError(f"task {name}: {TASK_FILE}: {field}: {problem}") from error
+        raise TaskError(f"task {name}: {TASK_FILE}: {_problem(error.errors()[0])}") from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    """Describe an error of a field as those of a job's file."""
+    location = tuple(part for part in error["loc"] if part != "[key]")
+    if error["type"] == "extra_forbidden":
+        return f"{field_name(location)}: is unknown: remove it"
+    if error["type"] == "value_error":  # of the functions above
+        return f"{field_name(location)}: {error['ctx']['error']} ({shown(error['input'])})"
+    return str(problem_of([error], TaskConfig, location))
 
 
 def _refuse_unsupported(name: str, folder: Path) -> None:

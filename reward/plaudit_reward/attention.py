@@ -30,6 +30,8 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from plaudit_wire.plain import error_text
+
 PACKED_ATTENTION = "plaudit_packed"
 """The ``attn_implementation`` of models that compute packed rows."""
 SHORTEST_OF_LONGEST = 0.8
@@ -404,7 +406,8 @@ def disagreement(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int
             found = _outcome(varlen_attention, device, dtype, sizes, window)
         # A kernel that was not built for this GPU raises what its library raises.
         except Exception as error:
-            return f"the kernel failed: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            first, _, _ = error_text(error).partition("\n")  # a library's own words go on for lines
+            return f"the kernel failed: {first}"
         for own, other in zip(found, expected, strict=True):
             apart = float((own.float() - other.float()).abs().max() / other.float().abs().max())
             if not apart <= _TOLERANCE:

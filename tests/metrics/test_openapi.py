@@ -135,6 +135,14 @@ async def test_a_page_of_another_site_cannot_read_the_service_under_its_own_name
         assert answer.headers.get_list("X-Content-Type-Options") == ["nosniff"]
 
 
+@pytest.mark.parametrize("version", ["\u00ff", "1.x", "2;version=1", ""])
+async def test_metrics_are_text_for_a_version_that_is_no_number(client: httpx.AsyncClient, version: str) -> None:
+    accept = f"application/openmetrics-text;version={version}".encode("latin-1")
+    answer = await client.get("/metrics", headers={b"accept": accept})
+    assert answer.status_code == 200
+    assert "plaudit_" in answer.text
+
+
 async def test_health_is_answered_whatever_the_name(client: httpx.AsyncClient) -> None:
     assert (await client.get("/healthz", headers={"Host": "evil.example"})).status_code == 200
 

@@ -46,6 +46,25 @@ SERVICE = [
     _like("openai._exceptions", "RateLimitError"),
     _like("aiohttp.client_exceptions", "ClientConnectionError"),
 ]
+
+
+class _SecretiveError(Exception):
+    """Has nothing to read: not even its class."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise SystemExit(name)
+
+
+class _FragileError(Exception):
+    """As some clients' errors: a property raises where there was no answer."""
+
+    @property
+    def response(self) -> object:
+        raise RuntimeError("there is no response")
+
+
+_Uncomparable = type("_Uncomparable", (int,), {"__ge__": None})
+_OddError = type("_OddError", (Exception,), {"status_code": _Uncomparable(500)})
 SAMPLE = [
     urllib.error.HTTPError("http://x", 404, "none", Message(), None),
     ValueError("x"),
@@ -67,6 +86,12 @@ def test_failures_of_a_service_may_be_tried_again(error: BaseException) -> None:
 def test_failures_of_a_sample_are_final(error: BaseException) -> None:
     assert not is_infrastructure(error)
     assert failed_score(error, "r.py").outcome == "data_error"
+
+
+@pytest.mark.parametrize("kind", [_SecretiveError, _FragileError, _OddError])
+def test_an_error_whose_own_code_fails_is_its_samples(kind: type[Exception]) -> None:
+    score = failed_score(kind(), "r.py")
+    assert (score.outcome, (score.reason or "").partition(":")[0]) == ("data_error", kind.__name__)
 
 
 def test_the_reason_names_the_line_of_the_users_file() -> None:

@@ -105,8 +105,12 @@ def test_a_value_that_cannot_be_read_costs_its_own_sample() -> None:
         def __contains__(self, key: object) -> bool:
             raise RuntimeError("no keys")
 
-    scores = to_scores([1.0, Hostile(), Unreadable(), Score("unknown")], 4)  # type: ignore[arg-type]
-    assert [score.outcome for score in scores] == ["scored", "data_error", "data_error", "data_error"]
+    class Exits:
+        def __float__(self) -> float:
+            raise SystemExit(3)
+
+    values = [1.0, Hostile(), Unreadable(), Score("unknown"), Exits()]  # type: ignore[arg-type]
+    assert [score.outcome for score in to_scores(values, 5)] == ["scored", *["data_error"] * 4]
 
 
 def test_the_judges_texts_of_a_tuple_are_extras() -> None:
@@ -123,7 +127,15 @@ def test_a_list_gives_one_score_a_sample() -> None:
     assert [score.outcome for score in scores] == ["scored", "skipped", "data_error"]
 
 
-@pytest.mark.parametrize("returned", [[1.0], 1.0, None, "ab", {"score": [1, 2]}])
+class Lying(list[float]):
+    def __len__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [[1.0], 1.0, None, "ab", b"ab", {0.0, 1.0}, {"score": [1, 2]}, Lying([1.0]), Lying([1.0, 1.0, 1.0])],
+)
 def test_a_list_of_the_wrong_length_or_kind_scores_no_sample(returned: Any) -> None:
     scores = to_scores(returned, 2)
     assert [score.outcome for score in scores] == ["data_error", "data_error"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from builders import make_sample
 from plaudit_wire.messages import RecordError, encode
-from plaudit_wire.plain import MOST_LEVELS, PlainDataError, json_value, plain, plain_json, plain_text
+from plaudit_wire.plain import MOST_LEVELS, PlainDataError, error_text, json_value, plain, plain_json, plain_text
 
 ANYTHING = st.recursive(
     st.none()
@@ -135,10 +135,56 @@ class Unending:
         raise RuntimeError("no text either")
 
 
-@pytest.mark.parametrize("value", [Faulty([1]), Unending(), memoryview(np.array(5)), memoryview(b"x"), [Unending()]])
+class HostileError(Exception):
+    def __str__(self) -> str:
+        raise HostileError
+
+
+class Unwritten(datetime.date):
+    def isoformat(self) -> str:
+        raise HostileError
+
+
+def misspelt(text: str) -> decimal.Decimal:
+    """Return a number that writes itself in its own way."""
+    return type("Misspelt", (decimal.Decimal,), {"__str__": lambda self: text})(1)
+
+
+class Lying(str):
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(Faulty([1]), Unending(), memoryview(np.array(5)), memoryview(b"x"), [Unending()], Unwritten(1, 1, 1)),
+        type("NoText", (Unwritten,), {"isoformat": lambda self: 5})(1, 1, 1),
+    ],
+)
 def test_a_value_whose_own_code_fails_is_refused(value: Any) -> None:
     with pytest.raises(PlainDataError, match=r"^x.* (cannot be read|is bytes)"):
         plain(value, "x")
+
+
+def test_what_a_values_own_code_writes_is_judged_as_well() -> None:
+    assert plain(misspelt("half \ud800")) == "half \ufffd"
+    long = "x" * (17 << 20)
+    for value in (misspelt(long), Lying(long)):
+        with pytest.raises(PlainDataError, match="is larger than 16 Mi characters"):
+            plain(value)
+
+
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise HostileError
+
+
+def test_an_error_is_told_whatever_its_own_code_does() -> None:
+    assert error_text(ValueError("half \ud800")) == "ValueError: half \ufffd"
+    assert error_text(HostileError()) == "HostileError"
+    assert error_text(Nameless("Odd", (Exception,), {})("why")) == "Odd: why"
 
 
 def test_types_of_other_libraries_become_python_s_own() -> None:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
-from plaudit_wire.printable import MOST_SHOWN_CHARACTERS, shown
+from plaudit_wire.printable import MOST_SHOWN_CHARACTERS, shown, type_name
 
 MOST_LEVELS: Final = 64
 """Lists and mappings may be nested this deeply."""
@@ -36,6 +36,7 @@ MOST_UNITS: Final = 16 << 20
 _PART_UNITS = 16
 _INTEGERS = range(-(2**63), 2**64)
 _SHOWN_PATH_CHARACTERS = 160
+_SHOWN_ERROR_CHARACTERS = 500
 _AS_TEXT = (decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
 _FINE_TIMES = re.compile(r".*\[[npfa]s\]")
 """Data types of NumPy whose times Python's types cannot hold: their items would be integers of that unit."""
@@ -79,7 +80,7 @@ def plain(value: Any, name: str = "", *, most_units: int = MOST_UNITS) -> Any:
         raise error.within(name) if name else error from None
     except Exception as error:  # the value's own code, which may raise wherever it is asked for something
         raise PlainDataError(
-            f"is {shown(value)}, which cannot be read ({type(error).__name__}: {error})",
+            f"is {shown(value)}, which cannot be read ({error_text(error)})",
             "write null, true, false, numbers, text, lists or mappings",
             name,
         ) from None
@@ -148,6 +149,15 @@ def plain_text(text: str) -> str:
     return text
 
 
+def error_text(error: BaseException, most_characters: int = _SHOWN_ERROR_CHARACTERS) -> str:
+    """Return the type and the message of an exception, whose own methods may raise, as plain data."""
+    try:
+        text = str(error) if isinstance(error, PlainDataError) else f"{type_name(error)}: {error}"
+        return plain_text(str.__getitem__(text, slice(most_characters)))
+    except BaseException:  # the exception's own code
+        return type_name(error)
+
+
 class _Walk:
     """Walks one value and counts its size."""
 
@@ -177,8 +187,7 @@ class _Walk:
     def _other(self, value: Any, level: int) -> Any:
         """Return a part of a type that is not Python's own."""
         if isinstance(value, str):
-            self._count(len(value))
-            return plain_text(str.__str__(value))
+            return self.plain(str.__str__(value), level)
         if isinstance(value, int):
             return _integer(int.__int__(value))
         if isinstance(value, float):
@@ -188,7 +197,7 @@ class _Walk:
         if isinstance(value, list | tuple | set | frozenset):
             return self._list(value, level)
         if isinstance(value, _AS_TEXT):
-            return _as_text(value)
+            return self.plain(_as_text(value), level)
         if isinstance(value, bytes | bytearray | memoryview):
             raise PlainDataError(f"is bytes: {shown(value)}", "write text, such as base64")
         if _FINE_TIMES.fullmatch(str(getattr(value, "dtype", ""))):
@@ -199,7 +208,7 @@ class _Walk:
                 if type(converted) is not type(value):
                     return self.plain(converted, level)
         raise PlainDataError(
-            f"is of type {type(value).__name__}: {shown(value)}",
+            f"is of type {type_name(value)}: {shown(value)}",
             "write null, true, false, numbers, text, lists or mappings",
         )
 
@@ -269,8 +278,8 @@ def _number(value: float) -> float | None:
 
 def _as_text(value: Any) -> str | None:
     if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat() if value == value else None  # NaT of pandas equals nothing
-    return str(value)
+        return str.__str__(value.isoformat()) if value == value else None  # NaT of pandas equals nothing
+    return str.__str__(str(value))
 
 
 def _converted(value: Any, convert: Any) -> Any:
@@ -278,7 +287,7 @@ def _converted(value: Any, convert: Any) -> Any:
         return convert()
     except Exception as error:  # the value's own code
         raise PlainDataError(
-            f"is {type(value).__name__}, which cannot be read ({error})", "write numbers, text or lists"
+            f"is {type_name(value)}, which cannot be read ({error_text(error)})", "write numbers, text or lists"
         ) from None
 
 

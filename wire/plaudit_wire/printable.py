@@ -18,11 +18,16 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(each if each.isprintable() or each in keep else _REPLACEMENT for each in text)
 
 
+def type_name(value: Any) -> str:
+    """Return the name of a value's type, as it was given: a metaclass may have a ``__name__`` of its own."""
+    return str(type.__dict__["__name__"].__get__(type(value)))
+
+
 def shown(value: Any) -> str:
     """Return a value for a message, shortened and safe to print."""
     try:
         text = repr(value)
     except Exception:  # the value's own code
-        text = f"a {type(value).__name__}"
+        text = f"a {type_name(value)}"
     text = printable(text)
     return text if len(text) <= MOST_SHOWN_CHARACTERS else text[: MOST_SHOWN_CHARACTERS - 1] + "…"

@@ -104,7 +104,10 @@ class RunApi:
 
     async def _metrics(self, request: Request) -> Response:
         """Respond in OpenMetrics, which has exemplars, to clients that accept it; else in Prometheus's text."""
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        except (TypeError, ValueError):  # it compares whatever version the header names with numbers
+            encode, content_type = choose_encoder("")
         return Response(encode(self._view.series.registry), headers={"Content-Type": content_type})
 
     async def _steps(self, request: Request) -> Response:

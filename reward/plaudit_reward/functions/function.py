@@ -36,7 +36,7 @@ from plaudit_reward.functions.forms import (
 from plaudit_reward.functions.result import Description, Target, to_score, to_scores
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import ConfigurationError, InfrastructureError, ScoreTimeoutError
-from plaudit_wire.plain import plain_text
+from plaudit_wire.plain import error_text, plain_text
 from plaudit_wire.records import Sample
 
 USER_MODULE = "plaudit_user_file_"
@@ -68,7 +68,7 @@ def import_user_file(path: str, what: str = "reward file") -> ModuleType:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = f" (line {lines[-1]})" if lines else ""
         remedy = f". Install it for {sys.executable}" if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigurationError(f"{path} cannot be imported: {type(error).__name__}: {error}{line}{remedy}") from error
+        raise ConfigurationError(f"{path} cannot be imported: {error_text(error)}{line}{remedy}") from error
     return module
 
 
@@ -93,7 +93,6 @@ _INFRASTRUCTURE = frozenset(
 )
 _BUILT_IN_INFRASTRUCTURE = (InfrastructureError, ConnectionError, TimeoutError, MemoryError)
 _RETRIABLE_STATUS = frozenset({408, 425, 429})
-_MAX_REASON_CHARACTERS = 500
 
 
 def is_infrastructure(error: BaseException) -> bool:
@@ -110,17 +109,17 @@ def is_infrastructure(error: BaseException) -> bool:
 
 
 def failed_score(error: BaseException, path: str) -> Score:
-    """Return the score of a call that raised; the reason names the line in the user's file ``path``."""
+    """Return the score of a call that raised; the reason names the line in the user's file ``path``. Never raises."""
+    reason = error_text(error)
     try:
-        reason = plain_text(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS])
-    except BaseException:  # the error's own code
-        reason = type(error).__name__
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    if frames:
-        reason += plain_text(f" ({path}:{frames[-1].lineno} in {frames[-1].name})")
-    if isinstance(error, ScoreTimeoutError):
-        return Score.failed("timeout", reason)
-    return Score.failed("infra_error" if is_infrastructure(error) else "data_error", reason)
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        if frames:
+            reason += plain_text(f" ({path}:{frames[-1].lineno} in {frames[-1].name})")
+        if isinstance(error, ScoreTimeoutError):
+            return Score.failed("timeout", reason)
+        return Score.failed("infra_error" if is_infrastructure(error) else "data_error", reason)
+    except BaseException:  # the error's own code, such as a property that raises
+        return Score.failed("data_error", reason)
 
 
 def _status(error: Any) -> int | None:
@@ -259,9 +258,9 @@ class UserFunction:
         own = self._own_arguments(found, arguments)
         try:
             instance = found(**own)
-        except Exception as error:  # the user's code may raise anything
+        except BaseException as error:  # the user's code: sys.exit and the like included
             raise ConfigurationError(
-                f"{self._where} cannot be instantiated: {type(error).__name__}: {error}. Its arguments come from "
+                f"{self._where} cannot be instantiated: {error_text(error)}. Its arguments come from "
                 "python.arguments in the job"
             ) from error
         return instance, {k: v for k, v in arguments.items() if k not in own}

@@ -20,13 +20,15 @@ from typing import Any, Literal
 import msgspec
 
 from plaudit_reward.scorer import Score
-from plaudit_wire.plain import PlainDataError, plain, plain_text
+from plaudit_wire.plain import PlainDataError, error_text, plain, plain_text
 from plaudit_wire.printable import shown
 from plaudit_wire.records import OUTCOMES
 
 _MAX_TEXT_CHARACTERS = 2_000
 """Longer texts in ``extra`` are cut, because every score carries them."""
 _MAX_EXTRAS = 256
+_NO_LISTS = (str, bytes, bytearray, Mapping, set, frozenset)
+"""Have a length and can be iterated, and yet hold no scores in the order of their samples."""
 _EXPECTED = "return a number, None, a dict with 'score', a (score, request_text, explanation) tuple, or a Score"
 
 
@@ -44,7 +46,7 @@ def to_score(value: Any) -> Score:
         return Score(value.outcome, reason=_text(value.reason), extra=number.extra)
     if isinstance(value, Mapping):
         if "score" not in value:
-            keys = ", ".join(_text(key) for key in value) or "none"
+            keys = ", ".join(map(_text, islice(value, _MAX_EXTRAS))) or "none"
             return Score.failed(
                 "data_error", f"returned a dict without 'score' (its keys: {keys[:_MAX_TEXT_CHARACTERS]})"
             )
@@ -59,10 +61,11 @@ def to_score(value: Any) -> Score:
 
 def to_scores(values: Any, count: int) -> list[Score]:
     """Return the scores of a group's list; a ``data_error`` for each sample if it is not a list of ``count`` values."""
-    if not isinstance(values, str | Mapping) and hasattr(values, "__len__") and hasattr(values, "__iter__"):
-        if len(values) == count:
-            return [_score_of_one(value) for value in values]
-        reason = f"returned {len(values)} scores for {count} samples"
+    if not isinstance(values, _NO_LISTS) and hasattr(values, "__len__") and hasattr(values, "__iter__"):
+        length, listed = len(values), list(islice(values, count + 1))
+        if length == len(listed) == count:
+            return [_score_of_one(value) for value in listed]
+        reason = f"returned {length if length != count else 'another number of'} scores for {count} samples"
     else:
         reason = f"returned {type(values).__name__} instead of a list of {count} scores"
     return [Score.failed("data_error", reason)] * count
@@ -72,8 +75,8 @@ def _score_of_one(value: Any) -> Score:
     """Return the score of one value of a list; one that cannot be read costs its own sample."""
     try:
         return to_score(value)
-    except Exception as error:  # the value's own code
-        return Score.failed("data_error", f"returned {shown(value)}, which cannot be read: {_text(error)}")
+    except BaseException as error:  # the value's own code: sys.exit and the like included
+        return Score.failed("data_error", f"returned {shown(value)}, which cannot be read: {error_text(error)}")
 
 
 def _from_number(value: Any, extra: dict[str, float | str]) -> Score:

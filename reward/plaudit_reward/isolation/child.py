@@ -202,7 +202,7 @@ class _Works:
                 )
             scores = self._function.scores(returned, num_scores(work), post_process=work.post_process)
         except BaseException as error:  # the user's code: sys.exit and the like included
-            if isinstance(error, asyncio.CancelledError) and work.id in self._dropped:
+            if work.id in self._dropped and issubclass(type(error), asyncio.CancelledError):  # it may hide its class
                 scores = [Score.failed("timeout", "cancelled at its time limit")] * num_scores(work)
             else:
                 scores = self._function.failed(error, num_scores(work))

@@ -156,6 +156,16 @@ def infinite(prompt):
     return float("inf")
 
 
+class Ambiguous:
+    def __ne__(self, other):
+        raise ValueError("the truth value is ambiguous")
+
+
+def ambiguous(prompt):
+    ask(OpenAI(), *prompt["messages"])
+    return {"outcome": Ambiguous()}
+
+
 def looks_around(prompt):
     ask(OpenAI(), *prompt["messages"])
     models = [model.id for model in OpenAI().models.list()]
@@ -345,6 +355,12 @@ async def test_a_program_without_a_turn_gives_its_sample_no_score(hold, function
     assert message in body.sample.failure.reason
     assert body.sample.response_tokens == 1  # only a sample with tokens is published
     assert body.sample.completion == []
+
+
+async def test_a_reward_that_cannot_be_read_is_its_programs_failure(hold) -> None:
+    body = await hold("ambiguous", "Yes.")
+    reason = "ValueError: the truth value is ambiguous"
+    assert body.sample.failure == AgentReward("data_error", reason=reason)
 
 
 async def test_an_infinite_reward_is_a_data_error(hold) -> None:

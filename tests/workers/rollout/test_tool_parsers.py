@@ -251,6 +251,21 @@ def test_a_broken_call_of_a_list_stays_text_and_the_others_are_run(name: str, te
     assert ("Done." in text) == ("Done." in parsed.content)
 
 
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_a_long_call_is_read_wherever_the_reader_makes_its_cut(name: str) -> None:
+    parser = ToolCallParser(name, None, TOOLS)
+    mark, end = {"hermes": ("<tool_call>", "</tool_call>"), "mistral": ("[TOOL_CALLS][", "]")}.get(name, ("", ""))
+    rest = {"a\u00e9\u2028\U0001f600": [True, None, -12.5e-3, '\\"{'], "b": {}}
+    for length in range(3940, 4056):
+        arguments = {"x": "y" * length, **rest}
+        call = json.dumps({"name": "get_weather", "arguments": arguments})
+        parsed = parser.parse(f"See. {mark}{call}{end} Done.")
+        assert [(each.name, each.arguments) for each in parsed.calls] == [("get_weather", arguments)]
+        assert parsed.content == "See.  Done."
+        broken = f"{mark}{call[:-9]}{end}"
+        assert parser.parse(broken) == ParsedTurn(broken, [])
+
+
 ARGUMENTS = st.dictionaries(
     st.text(max_size=3), st.integers(-(2**40), 2**40) | st.text(max_size=4) | st.none(), max_size=2
 )

@@ -121,6 +121,7 @@ def test_standard_input_is_scored_up_to_the_broken_line(
         ("absent.jsonl", "scores.jsonl", "--input absent.jsonl cannot be read: No such file"),
         ("loop.jsonl", "scores.jsonl", "--input loop.jsonl cannot be read: Too many levels of symbolic links"),
         ("/dev/zero", "scores.jsonl", "/dev/zero has a line above 256 MiB: write one JSON object a line"),
+        ("empty.parquet", "scores.jsonl", "--input empty.parquet is empty, which no Parquet file is. Write it again"),
         ("cut.parquet", "scores.jsonl", "--input cut.parquet cannot be read: Couldn't deserialize thrift"),
         ("samples.jsonl", "absent/scores.jsonl", "--output absent/scores.jsonl cannot be written"),
         ("samples.jsonl", "samples.jsonl", "--output samples.jsonl is the input"),
@@ -138,6 +139,7 @@ def test_files_that_cannot_be_used_are_refused(
     score([gsm8k("4")])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    (tmp_path / "empty.parquet").touch()
     (tmp_path / "cut.parquet").write_bytes(b"PAR1" + bytes(92) + b"\x40\0\0\0PAR1")
     assert main(["score", "--job", "job.yaml", "--input", source, "--output", output]) == 2
     assert words in capsys.readouterr().err

@@ -23,7 +23,7 @@ import msgspec
 
 from plaudit_reward.functions.function import import_user_file
 from plaudit_wire.errors import ConfigurationError
-from plaudit_wire.plain import PlainDataError, plain, plain_text
+from plaudit_wire.plain import error_text, plain, plain_text
 from plaudit_workers.agents.messages import FunctionTool, Tool
 
 MOST_CHARACTERS = 1 << 20
@@ -145,19 +145,11 @@ async def run_user_code(function: Callable[..., Any], *arguments: Any, **named: 
     return await result if inspect.isawaitable(result) else result
 
 
-def error_text(error: BaseException) -> str:
-    """Return the type and the message of an exception, whose own methods may raise."""
-    try:
-        return cut_text(str(error) if isinstance(error, PlainDataError) else f"{type(error).__name__}: {error}")
-    except BaseException:  # the user's code
-        return str(type.__getattribute__(type(error), "__name__"))
-
-
 def first_cause(error: BaseException) -> str:
     """Return the text of the first cause in a group of exceptions."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return error_text(error)
+    return error_text(error, MOST_CHARACTERS)
 
 
 def cut_text(text: str) -> str:

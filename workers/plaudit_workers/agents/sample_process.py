@@ -27,11 +27,11 @@ from plaudit_sandbox.confinement import hide_neighbours
 from plaudit_sandbox.lifetime import end_when_closed
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.frames import Frames, frame, signal_name
-from plaudit_wire.plain import plain, plain_text
+from plaudit_wire.plain import error_text, plain, plain_text
 from plaudit_wire.printable import shown
 from plaudit_wire.records import AgentReward
 from plaudit_workers.agents.environment import answer
-from plaudit_workers.agents.functions import cut_text, error_text
+from plaudit_workers.agents.functions import MOST_CHARACTERS, cut_text
 from plaudit_workers.agents.load import LoadedSources, RunnableProgram
 from plaudit_workers.agents.messages import (
     AgentDone,
@@ -132,8 +132,10 @@ class _Sample:
             text, seconds = cut_text(answer.text), time.perf_counter() - began
             data = frame([ToolResult(call.id, "ok", text, seconds, answer.reward, bool(answer.done))])
         except BaseException as error:  # the user's code: sys.exit and the like included
-            outcome: Literal["error", "killed"] = "killed" if isinstance(error, InfrastructureError) else "error"
-            data = frame([ToolResult(call.id, outcome, error_text(error), time.perf_counter() - began)])
+            outcome: Literal["error", "killed"] = "killed" if issubclass(type(error), InfrastructureError) else "error"
+            data = frame(
+                [ToolResult(call.id, outcome, error_text(error, MOST_CHARACTERS), time.perf_counter() - began)]
+            )
         self._connection.sendall(data)
 
     async def _ask(self, question: AskEnvironment) -> None:
@@ -141,8 +143,8 @@ class _Sample:
         try:
             reply = await answer(self._loaded.environment, question)
         except BaseException as error:  # the user's code: sys.exit and the like included
-            outcome: Any = "infra_error" if isinstance(error, InfrastructureError | OSError) else "data_error"
-            reply = EnvironmentReply(question.id, outcome, error_text(error))
+            outcome: Any = "infra_error" if issubclass(type(error), (InfrastructureError, OSError)) else "data_error"
+            reply = EnvironmentReply(question.id, outcome, error_text(error, MOST_CHARACTERS))
         if question.method == "finish":  # also where there is no reward: other functions may read them
             reply = msgspec.structs.replace(reply, attributes=await self._loaded.environment.attributes())
         self._send(reply)
@@ -156,7 +158,7 @@ class _Sample:
             trajectory.make_plain()
             data = frame([AgentDone(msgspec.to_builtins(trajectory, enc_hook=plain))])  # arrays of token ids
         except BaseException as error:  # the user's code: sys.exit and the like included
-            data = frame([AgentFailed(error_text(error))])
+            data = frame([AgentFailed(error_text(error, MOST_CHARACTERS))])
         self._connection.sendall(data)
 
     async def _generate(self, ids: Any, max_tokens: int | None = None) -> Any:
@@ -197,9 +199,9 @@ def _run_program(program: RunnableProgram, order: RunAgentProgram) -> ProgramEnd
         returned = program.function(order.document)
         if inspect.isawaitable(returned):
             returned = asyncio.run(awaited(returned))
-    except BaseException as error:  # the user's code: sys.exit and the like included
-        return _failed("data_error", error_text(error))
-    return ProgramEnded(_reward_of(returned))
+        return ProgramEnded(_reward_of(returned))
+    except BaseException as error:  # the user's code, also of what it returned: sys.exit and the like included
+        return _failed("data_error", error_text(error, _MOST_CHARACTERS))
 
 
 def _run_command(command: list[str]) -> ProgramEnded:

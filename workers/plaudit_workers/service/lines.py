@@ -168,7 +168,10 @@ def file_entries(path: Path, option: str = "") -> Iterator[Numbered]:
     """Yield the lines or rows of a file, from 1 on; Parquet is recognised by its content."""
     try:
         with path.open("rb") as file:
-            if file.read(len(_PARQUET_MAGIC)) != _PARQUET_MAGIC:
+            begins = file.read(len(_PARQUET_MAGIC))
+            if not begins and path.suffix == ".parquet":  # as a writer leaves it that was cut off
+                raise RefusedError(f"{option} {path} is empty, which no Parquet file is. Write it again".strip())
+            if begins != _PARQUET_MAGIC:
                 file.seek(0)
                 number = 0
                 while line := whole_line(file, str(path)):

@@ -51,6 +51,14 @@ def test_a_kernel_that_cannot_run_is_a_problem_not_a_crash():
     assert disagreement(CPU, torch.bfloat16, (4, 2, 16)).startswith("the kernel failed: NotImplementedError")
 
 
+def test_a_kernel_that_fails_without_a_word_is_a_problem_too(monkeypatch):
+    def fails(*arguments, **named):
+        raise AssertionError
+
+    monkeypatch.setattr("plaudit_reward.attention.varlen_attention", fails)
+    assert disagreement(CPU, torch.bfloat16, (4, 2, 16)) == "the kernel failed: AssertionError: "
+
+
 def test_a_reward_model_compares_the_kernel_in_inference_mode(monkeypatch):
     """Where nothing has gradients: the kernel was never used there. Blocks compute in its place here."""
     monkeypatch.setattr("plaudit_reward.attention.varlen_attention", packed_attention)

@@ -54,7 +54,6 @@ from plaudit_workers.rollout.agents.session import (
     EndpointSession,
     LimitIgnoredError,
     RequestError,
-    parse_request,
 )
 from plaudit_workers.rollout.engine import EngineFailedError
 
@@ -378,7 +377,7 @@ class EndpointServer:
         if session is None:
             return _unauthorized()
         try:
-            chat = parse_request(await _body(request), session.sampling)
+            chat = await session.read(await _body(request))
             completion = await _unless_disconnected(request, session.complete(chat))
         except RequestError as error:
             session.refusal = str(error)

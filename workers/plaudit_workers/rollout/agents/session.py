@@ -102,10 +102,17 @@ class EndpointSession:
         self._num_calls = 0
         self._generations: set[asyncio.Task[FinishedSample]] = set()
 
+    async def read(self, body: bytes) -> ChatRequest:
+        """Parse a request as ``parse_request`` does, without holding up other samples."""
+        if len(body) < _LARGE_BYTES:
+            return parse_request(body, self.sampling)
+        async with self._chat_formats.large:
+            return await asyncio.to_thread(parse_request, body, self.sampling)
+
     async def complete(self, request: ChatRequest) -> Completion:
         """Generate the next turn; raise ``RequestError`` if its messages cannot be rendered, or at a limit."""
         chat_format, tools = self._format(request.tools), _tools_key(request.tools)
-        history = tuple(map(_message_key, request.messages))
+        history = request.history
         if request.num_bytes < _LARGE_BYTES:
             prompt_ids, parent = self._prompt(chat_format, request, tools, history)
         else:  # a megabyte takes seconds, in which no lease of the rollout could be renewed
@@ -357,7 +364,7 @@ class ChatFormats:
         self._parser = parser
         self._kept: OrderedDict[str, ChatFormat] = OrderedDict()
         self.large = asyncio.Lock()
-        """Held while a large request is tokenised in a thread: one at a time."""
+        """Held while a large request is read or tokenised in a thread: one at a time."""
 
     def of(self, tools: Sequence[dict[str, Any]]) -> ChatFormat:
         """Return the chat format of a list of tools."""
@@ -400,6 +407,8 @@ class ChatRequest:
     messages: list[dict[str, Any]]
     """In the form that chat templates render."""
     tools: list[dict[str, Any]]
+    history: History = ()
+    """Keys of the messages."""
     model: str = ""
     calls_allowed: bool = True
     """False: ``tool_choice`` is ``none``."""
@@ -432,9 +441,11 @@ def parse_request(body: bytes, sampling: Sampling) -> ChatRequest:
     options = document.get("stream_options") or {}
     if not isinstance(options, dict):
         raise RequestError(f"stream_options is {shown(options)}; give an object", "stream_options")
+    read = [_message(message, place) for place, message in enumerate(messages)]
     return ChatRequest(
-        messages=[_message(message, place) for place, message in enumerate(messages)],
+        messages=read,
         tools=tools,
+        history=tuple(map(_message_key, read)),
         model=str(document.get("model") or ""),
         calls_allowed=document.get("tool_choice") != "none",
         stop=_stop(document.get("stop")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -217,9 +218,14 @@ def _without_reasoning(text: str, *, opened: bool, calls: Sequence[range] = ()) 
 
     Args:
         opened: the turn begins inside a thought. So does one whose first tag closes a thought.
-        calls: places of calls, in which a tag is part of an argument.
+        calls: places of calls, in order, in which a tag is part of an argument.
     """
-    tags = [tag for tag in _REASONING_TAG.finditer(text) if not any(tag.start() in place for place in calls)]
+    begins = [place.start for place in calls]
+    tags = []
+    for tag in _REASONING_TAG.finditer(text):
+        before = bisect_right(begins, tag.start())
+        if not before or tag.start() not in calls[before - 1]:
+            tags.append(tag)
     begin: int | None = 0 if opened or (tags and not tags[0]["opens"]) else None
     reasoning, rest, end = [], [], 0
     for tag in tags:
@@ -236,6 +242,9 @@ def _without_reasoning(text: str, *, opened: bool, calls: Sequence[range] = ()) 
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _JSON = json.JSONDecoder()
+_PART_CHARACTERS = 4096
+_LONGEST_WORD = 16
+"""More than the characters of one escape or constant, which may be cut by the end of a part."""
 _BRACE = re.compile("[{}]")
 _PYTHON_TAG = "<|python_tag|>"
 _MISTRAL = re.compile(
@@ -300,7 +309,7 @@ def _llama_calls(text: str, known: Set[str]) -> Iterator[tuple[range, ParsedCall
     start = text.find("{")
     while start >= 0:
         try:
-            value, stop = _JSON.raw_decode(text, start)
+            value, stop = _decoded(text, start)
         except (ValueError, RecursionError):
             value, stop = None, _end_of_braces(text, start)
         if call := _object_call(value, known):
@@ -357,10 +366,29 @@ def _listed_items(text: str, start: int) -> Iterator[tuple[range, Any]]:
             return
 
 
+def _decoded(text: str, start: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at ``start``, and the place behind it; raise ``ValueError``.
+
+    An error of Python's reader counts all lines before its place: 30,000 broken calls in a turn held the rollout for
+    seconds. So a part of the text is read first, in which what is broken is mostly seen.
+    """
+    part = text[start : start + _PART_CHARACTERS]
+    try:
+        value, stop = _JSON.raw_decode(part)
+    except json.JSONDecodeError as error:
+        may_go_on = error.msg.startswith("Unterminated") or error.pos > len(part) - _LONGEST_WORD
+        if len(part) < _PART_CHARACTERS or not may_go_on:
+            raise
+    else:
+        if stop < _PART_CHARACTERS:
+            return value, start + stop
+    return _JSON.raw_decode(text, start)
+
+
 def _value_at(text: str, start: int) -> tuple[Any, int]:
     """Return the JSON value that begins at ``start``, None if it is broken, and the place behind it."""
     try:
-        return _JSON.raw_decode(text, start)
+        return _decoded(text, start)
     except (ValueError, RecursionError):
         return None, _end_of_braces(text, start) if text.startswith("{", start) else start
 
@@ -381,7 +409,7 @@ def _hermes_calls(text: str) -> Iterator[tuple[range, ParsedCall]]:
     while start >= 0:
         begin = _after_space(text, start + len(_BEGIN))
         try:
-            value, stop = _JSON.raw_decode(text, begin)
+            value, stop = _decoded(text, begin)
         except (ValueError, RecursionError):
             value, stop = None, begin
         end = _after_space(text, stop)
