@@ -46,9 +46,10 @@ def is_within(field: str, sections: Iterable[str]) -> bool:
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> list[str]:
-    """Return the known name that a mistyped one is most similar to, whatever their cases; none where all differ."""
-    names = {each.casefold(): each for each in known}
-    return [names[found] for found in get_close_matches(name.casefold(), names, n=1, cutoff=likeness)]
+    """Return the known name that differs by case alone, or that a mistyped one is most similar to; else none."""
+    names = list(known)
+    same = [each for each in names if each.casefold() == name.casefold()]
+    return same[:1] or get_close_matches(name, names, n=1, cutoff=likeness)
 
 
 def did_you_mean(meant: Sequence[str], otherwise: str = "") -> str:

@@ -317,7 +317,7 @@ class ContainerCopy:
         self.changed_programs = _lost_accounts(drivers, self._engine.image_accounts(self._settings.image))
         if self.changed_programs:
             return
-        lines = self._engine.call("diff", self._agent).splitlines()
+        lines = self._engine.call("diff", self._agent).split("\n")
         self._changes = frozenset(line.partition(" ")[2] for line in lines)
         path_variable = self._engine.image_variables(self._settings.image).get("PATH", "")
         self.changed_programs = changed_programs(self._changes, path_variable, self._settings.workdir, self._is_folder)
@@ -347,7 +347,7 @@ class ContainerCopy:
     def may_block(self) -> bool:
         """Look through the files that the agent has changed or made; the image's own are no doing of its.
 
-        The engine's list of changes has a line for each, so a name of several lines counts as well.
+        The engine's list of changes cannot hold every name: one that is not as it prints it counts as well.
         """
         export = [self._engine.program, "export", self._agent]
         with subprocess.Popen(
@@ -355,7 +355,8 @@ class ContainerCopy:
         ) as exporting:
             try:
                 files = cast(IO[bytes], exporting.stdout)
-                return any(path in self._changes or "\n" in path for path in waited_at(files))
+                paths = waited_at(files)
+                return any(path in self._changes or not path.isprintable() or path[-1] == " " for path in paths)
             finally:
                 exporting.kill()
 
@@ -623,7 +624,7 @@ def _is_lost(path: Path, account: str) -> bool:
         return False
     except OSError:
         return True
-    is_named = account.isdigit() or any(line.startswith(f"{account}:") for line in text.splitlines())
+    is_named = account.isdigit() or any(line.startswith(f"{account}:") for line in text.split("\n"))
     return len(text) > _LONGEST_ACCOUNTS or not is_named
 
 

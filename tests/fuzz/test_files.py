@@ -158,7 +158,7 @@ def test_a_file_of_samples_is_scored_or_refused(
     assert code in {0, 1, 2}, said.getvalue()
     assert "Traceback" not in said.getvalue()
     if code == 0:
-        scored = [json.loads(line) for line in output.read_text().splitlines()]
+        scored = [json.loads(line) for line in output.read_bytes().splitlines()]
         assert torn or len(scored) == len(rows)
     else:
         assert said.getvalue().strip()

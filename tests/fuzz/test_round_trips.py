@@ -182,4 +182,4 @@ def _is_scored_again(house: House, samples: str) -> None:
         code = main(["rescore", samples, "--job", str(job), "--output", str(output)])
     assert code == 0, said.getvalue()
     assert "Traceback" not in said.getvalue()
-    assert len([json.loads(line) for line in output.read_text().splitlines()]) == 1
+    assert len([json.loads(line) for line in output.read_bytes().splitlines()]) == 1

@@ -170,7 +170,7 @@ def _service_of(folder: Path) -> MetricsService | None:
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     lines = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             content = json.loads(line)
         except ValueError:

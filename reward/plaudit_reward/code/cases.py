@@ -127,6 +127,8 @@ def _check_json(inputs: list[str], expected: list[str | None]) -> None:
             ) from error
 
 
+_LINE_ENDS = re.compile(r"\r\n|[\r\n]")
+"""Python's, and Markdown's: others may stand in a string of a program."""
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`]*)")
 _PYTHON = re.compile(r"(?i)\{?\s*[.#]?(?:i?python|py)(?:[\d.]+)?(?![\w-])")
 _ATTRIBUTES = re.compile(r"[ \t]+\S|[:,;{]|[\d.]+(?:[ \t]|\Z)")
@@ -156,7 +158,7 @@ def last_block(response: str) -> str | None:
     blocks: dict[bool, list[str]] = {True: [], False: []}
     lines: list[str] = []
     fence, info = "", ""
-    for line in [*response.splitlines(), None]:
+    for line in [*_LINE_ENDS.split(response), None]:
         found = None if line is None else _FENCE.fullmatch(line)
         closes = found is not None and not found[2].strip() and bool(fence) and found[1].startswith(fence)
         if (closes or line is None) and fence and (names_python(info) or (closes and not info)):

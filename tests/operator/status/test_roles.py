@@ -156,7 +156,7 @@ def test_trouble_is_reported_once_with_its_remedy(role: str, kind: str, pods: di
 
 def test_a_problem_reported_by_metrics_degrades_a_job_until_it_is_solved(monkeypatch: pytest.MonkeyPatch):
     found = troubles({"quality"}, 70, 100)
-    monkeypatch.setattr(World, "read", lambda *_: {"step": 1, "troubles": found})
+    monkeypatch.setattr(World, "read", lambda *_, **__: {"step": 1, "troubles": found})
     world = settled()
     world.cluster.now += 10
     world.settle()

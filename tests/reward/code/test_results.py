@@ -156,6 +156,7 @@ FENCED = [
     (f"So:\n```python3\n{RIGHT}\n```", 1.0),
     (f"So:\n```\n{RIGHT}\n```\n", 1.0),
     (f"So:\n~~~python\n{RIGHT}\n~~~\n", 1.0),
+    (f"```python\nother = 'a\u2028b\x0cc'\n{RIGHT}\n```", 1.0),
     (f"So:\n~~~\n{RIGHT}\n~~~\n", 1.0),
     (f"1. So:\n   ```py\n   {RIGHT}\n   ```\n", 1.0),
     (f"Wrong:\n```py\nprint(0)\n```\nRight:\n```py\n{RIGHT}\n```\nIt prints\n```\n3\n```", 1.0),

@@ -305,7 +305,7 @@ def _own_turns(rows: Sequence[TriedRow]) -> Iterator[tuple[str, Any]]:
 def _answers(path: Path, num_rows: int) -> list[tuple[str, Any]]:
     """Read a line of turns for each row."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # others end no line of JSON
     except (OSError, UnicodeDecodeError) as error:
         raise RefusedError(f"--answers {path} cannot be read: {error}") from error
     found = []
