@@ -25,9 +25,6 @@ from plaudit_sandbox.lifetime import start_module
 from plaudit_sandbox.privileges import limit_for_good
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, WorkerKilledError
 from plaudit_wire.frames import frame
-from plaudit_wire.logs import get_logger
-
-logger = get_logger(__name__)
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -213,7 +210,10 @@ class Sandbox:
         """
         unreadable, *_ = await asyncio.gather(*(server.start() for server in self._servers))
         if unreadable:
-            logger.warning(
+            # Processes that fork programs import this module, and logs take as long to import as all that they need.
+            from plaudit_wire.logs import get_logger
+
+            get_logger(__name__).warning(
                 "programs run as nobody, who may not read these folders of Python's modules: a program that imports a "
                 "module which is not loaded beforehand fails. Install Python where everybody may read it",
                 folders=unreadable,

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 HEAVY = {"accelerate", "kubernetes", "peft", "sympy", "torch", "transformers", "vllm"}
+UNUSED_BY_CHILDREN = {"aiohttp", "numpy", "pydantic", "ray", "redis", "rich", "structlog"}
 UNUSED = {
     "plaudit_workers.cli": HEAVY | {"aiohttp", "httpx", "numpy", "pyarrow", "pydantic", "ray", "redis", "rich"},
     "plaudit_workers.launch.run": HEAVY,
@@ -16,7 +17,9 @@ UNUSED = {
     "plaudit_workers.rollout.worker": HEAVY | {"httpx", "mpmath", "pyarrow", "ray", "starlette", "uvicorn"},
     "plaudit_workers.training.worker": HEAVY | {"httpx", "mpmath", "ray", "uvicorn"},
     "plaudit_metrics.service.serve": HEAVY | {"aiohttp", "httpx", "mpmath", "pydantic", "ray"},
-    "plaudit_reward.isolation.child": HEAVY | {"aiohttp", "numpy", "pydantic", "ray", "redis", "rich", "structlog"},
+    "plaudit_reward.isolation.child": HEAVY | UNUSED_BY_CHILDREN,
+    "plaudit_sandbox.server": HEAVY | UNUSED_BY_CHILDREN,
+    "plaudit_workers.agents.template": HEAVY | UNUSED_BY_CHILDREN,
 }
 """By the module that a process imports first; the trainer and rollouts import torch and vLLM when the job is read."""
 UNUSED_BY_MODELS = {"plaudit_workers.training.model.policy_model": {"kubernetes", "peft", "pyarrow", "ray", "vllm"}}
