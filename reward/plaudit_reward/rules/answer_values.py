@@ -456,9 +456,14 @@ _VECTOR_ITEM = re.compile(
 
 def _unit_vectors(plain: str) -> list[Value]:
     r"""Read ``3\mathbf{i} - 2\mathbf{j}`` as the tuple of its components."""
-    items = list(_VECTOR_ITEM.finditer(plain))
+    items, end = list[re.Match[str]](), 0
+    while item := _VECTOR_ITEM.match(plain, end):  # from where the one before ends: a search takes long on long texts
+        items.append(item)
+        end = item.end()
+    if end < len(plain):
+        return []
     parts = {item[3] or item[4]: _read(f"{item[1].strip('+')}{item[2] or 1}") for item in items}
-    if len(items) < 2 or len(parts) < len(items) or "".join(item[0] for item in items) != plain:
+    if len(items) < 2 or len(parts) < len(items):
         return []
     zero: Reading = (Scalar(number(0)),)
     spaces = ("ijk",) if "k" in parts else ("ij", "ijk")
