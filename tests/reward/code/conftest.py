@@ -87,6 +87,7 @@ def nobody() -> int | None:
 
 
 @cache
+@cache
 def python_for_nobody() -> str:
     """An interpreter of this version that an unprivileged user may run, with this program."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
