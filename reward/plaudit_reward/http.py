@@ -235,7 +235,7 @@ class HttpClient:
     def _open(self) -> aiohttp.ClientSession:
         """Create the session inside the event loop that will use it."""
         # A context of its own: aiohttp's is made at import, before a process may have set SSL_CERT_FILE.
-        connector = aiohttp.TCPConnector(
+        connector = _Connector(
             limit=self._max_connections, keepalive_timeout=_KEEP_IDLE_S, ssl=ssl.create_default_context()
         )
         self._session = aiohttp.ClientSession(
@@ -246,6 +246,21 @@ class HttpClient:
             auto_decompress=False,
         )
         return self._session
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Keep connections, and use none again on which the server has said something that nobody asked for.
+
+    It would be read as the answer to the next request, and every later answer would belong to another sample.
+    """
+
+    async def connect(self, *arguments: Any, **named: Any) -> aiohttp.connector.Connection:
+        """Return a connection, a new one or one that was silent since its last response."""
+        while True:
+            connection = await super().connect(*arguments, **named)
+            if connection.protocol is None or not connection.protocol.should_close:
+                return connection
+            connection.close()
 
 
 class _NotifyingPayload(aiohttp.BytesPayload):

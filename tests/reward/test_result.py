@@ -52,6 +52,8 @@ NOT_VALUES = [
     ((1.0, "asked"), "data_error", "tuple of 2"),
     (object(), "data_error", "returned object"),
     (Score.failed("infra_error", "away"), "infra_error", "away"),
+    (Score.failed("poison", "mine"), "data_error", "returned the outcome 'poison', which is not a function's to give"),
+    (Score.failed("given_up", "mine"), "data_error", "returned the outcome 'given_up'"),
 ]
 
 

@@ -37,6 +37,7 @@ _PART_UNITS = 16
 _INTEGERS = range(-(2**63), 2**64)
 _SHOWN_PATH_CHARACTERS = 160
 _SHOWN_ERROR_CHARACTERS = 500
+_SHOWN_BEFORE_BYTES = 20
 _AS_TEXT = (decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
 _FINE_TIMES = re.compile(r".*\[[npfa]s\]")
 """Data types of NumPy whose times Python's types cannot hold: their items would be integers of that unit."""
@@ -108,10 +109,18 @@ def json_value(text: str | bytes, name: str = "", *, nan: bool = False) -> Any:
             raise error
     except RecursionError:
         raise PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", name) from None
-    except (ValueError, MemoryError) as error:  # msgspec's errors, and text that cannot be encoded, are ValueErrors
+    except UnicodeDecodeError as error:
+        raise not_utf8(error, name) from None
+    except (ValueError, MemoryError) as error:  # msgspec's errors are ValueErrors
         if "out of range" in str(error):
             raise PlainDataError("holds a number beyond the largest of 64 bits", "write it as text", name) from None
         raise PlainDataError(f"is not JSON ({error})", "give one JSON value", name) from None
+
+
+def not_utf8(error: UnicodeDecodeError, name: str = "") -> PlainDataError:
+    """Return the error of a text of another encoding; it shows the first wrong bytes and what stands before."""
+    found = bytes(error.object[max(0, error.start - _SHOWN_BEFORE_BYTES) : error.end])
+    return PlainDataError(f"holds text that is not UTF-8 ({shown(found)})", "encode it as UTF-8", name)
 
 
 def _nan_alone(name: str) -> float:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
@@ -28,8 +30,56 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
+class _WithoutUpgrades(asyncio.Protocol):
+    """Read a request that asks for another protocol as if it did not (RFC 9110, 7.8); Java's client asks for HTTP/2.
+
+    httptools takes what follows such a request's headers for the other protocol, and the body would be lost. This
+    stands before uvicorn's protocol, which hands such a request over, and reads its headers again without the wish.
+    """
+
+    parser: Any
+    transport: Any
+    scope: Any
+    url: bytes
+    _again: tuple[bytes, int]
+    """The headers to read again, if any, and the place of what follows them."""
+
+    def data_received(self, data: bytes) -> None:
+        rest: Any = data
+        while True:  # a client may send many in one packet
+            self._again = b"", 0
+            super().data_received(rest)
+            headers, end = self._again
+            if not headers:
+                return
+            rest = memoryview(rest)[end:]
+            super().data_received(headers)
+            if not rest or self.transport.is_closing():
+                return
+
+    def _should_upgrade(self) -> bool:
+        """Let uvicorn begin no request whose headers are read again."""
+        return bool(self.parser.get_method() != b"CONNECT")
+
+    def handle_websocket_upgrade(self) -> None:
+        """Keep the headers; uvicorn calls it while it handles the parser's exception, which names their end."""
+        upgrade = sys.exception()
+        assert upgrade is not None
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % (name, value) for name, value in self.scope["headers"] if name != b"upgrade"]
+        self._again = b"\r\n".join([*lines, b"", b""]), upgrade.args[0]
+
+
 class HttpServer(uvicorn.Server):
     """Run uvicorn without signal handlers; the caller ends it with ``should_exit``."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        if not config.loaded:
+            config.load()
+        protocol: Any = config.http_protocol_class
+        if hasattr(protocol, "on_headers_complete"):  # httptools; h11, where that is absent, knows of refused upgrades
+            config.http_protocol_class = type("HttpProtocol", (_WithoutUpgrades, protocol), {})
+        super().__init__(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -55,10 +55,10 @@ def failure_of(
     wait_s = retry_after_s(headers)
     if status == 429 or (status == 503 and wait_s is not None):
         return BusyError(text, retry_after_s=wait_s)
-    if status in _REFUSALS or status < 400:
+    if status in _REFUSALS or status < 200 or 300 <= status < 400:
         remedy = remedies.get(status, "check the address")
         return EndpointRefusedError(f"{text} ({remedy})", retry_after_s=wait_s)
-    if status >= 500 or status in _TRANSIENT:
+    if status >= 500 or status < 300 or status in _TRANSIENT:
         return InfrastructureError(text, retry_after_s=wait_s)
     return DataError(text)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -29,6 +29,7 @@ _MAX_TEXT_CHARACTERS = 2_000
 _MAX_EXTRAS = 256
 _NO_LISTS = (str, bytes, bytearray, Mapping, set, frozenset)
 """Have a length and can be iterated, and yet hold no scores in the order of their samples."""
+_OF_THE_STREAM: Final = ("poison", "given_up")
 _EXPECTED = "return a number, None, a dict with 'score', a (score, request_text, explanation) tuple, or a Score"
 
 
@@ -41,6 +42,12 @@ def to_score(value: Any) -> Score:
         number = _from_number(value.value, extra_of(value.extra))
         if value.outcome == "scored":
             return number
+        if value.outcome in _OF_THE_STREAM:
+            return Score.failed(
+                "data_error",
+                f"returned the outcome {shown(value.outcome)}, which is not a function's to give: it says that the "
+                "sample's delivery or its group ended. Return 'data_error', 'infra_error', 'timeout' or 'skipped'",
+            )
         if value.outcome not in OUTCOMES:
             return Score.failed("data_error", f"returned the outcome {shown(value.outcome)}; {_EXPECTED}")
         return Score(value.outcome, reason=_text(value.reason), extra=number.extra)

@@ -249,6 +249,8 @@ class Slot:
     blocked: Blocked | None = None
     last_message_s: float = 0.0
     """When its last message arrived."""
+    waiting_since_s: float = 0.0
+    """Since when it has been given works, or since it last began or ended one."""
 
     def __post_init__(self) -> None:
         self.child = ChildProcess(
@@ -263,6 +265,8 @@ class Slot:
     def give(self, calls: list[PoolCall]) -> None:
         """Send works to the child; a work that cannot be sent fails."""
         calls = [call for call in calls if self._sent(call)] if not self._sent(*calls) else calls
+        if not self.waiting:
+            self.waiting_since_s = time.monotonic()
         for call in calls:
             self.waiting[call.work.id] = call
             call.slot = self

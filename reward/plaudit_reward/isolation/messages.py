@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -112,8 +112,11 @@ FromChild = FunctionLoaded | FunctionRefused | Started | Finished | Dropped | Bl
 _from_pool = msgspec.msgpack.Decoder(list[FromPool])
 _one_from_pool = msgspec.msgpack.Decoder(FromPool)
 _each = msgspec.msgpack.Decoder(list[msgspec.Raw])
-messages_from_child = msgspec.msgpack.Decoder(list[FromChild]).decode
-"""Decodes one frame's body, in the pool."""
+_MOST_MESSAGES = 1024
+messages_from_child = msgspec.msgpack.Decoder(
+    Annotated[list[FromChild], msgspec.Meta(max_length=_MOST_MESSAGES)]
+).decode
+"""Decodes one frame's body, in the pool; a child sends a few messages at a time."""
 
 
 class Channel:

@@ -9,7 +9,8 @@ thread
     child is replaced; the others finish there. A child dies: all works that it ran are excused once.
 inline
     A work passes its limit: it is cancelled. If it does not end, its child is replaced and the others finish there; if
-    it blocks the event loop, its child is killed and the others run again. A child dies: as for threads.
+    it blocks the event loop, its child is killed and the others run again. A callback blocks the event loop, or a child
+    dies: as for threads.
 
 An excused work runs again, because the evidence does not show which of several is to blame. Works that have not begun
 always run again.
@@ -131,8 +132,9 @@ def _judge_thread(slot: Slot, run: RunningCall, now_s: float, actions: SlotActio
 
 def _judge_task(slot: Slot, run: RunningCall, now_s: float, actions: SlotActions) -> None:
     actions.retire = True
-    if slot.last_message_s < run.deadline_s - GRACE_S and run.call.num_excused == 0 and len(slot.running) > 1:
-        # Not even the watchdog thread reports: one of the works holds the interpreter lock.
+    # Not even the watchdog thread reports: one of the works holds the interpreter lock.
+    silent = slot.last_message_s < run.deadline_s - GRACE_S
+    if (silent or _blocked_by_nobody(slot)) and run.call.num_excused == 0 and len(slot.running) > 1:
         actions.kill = True
         for other in slot.running.values():
             other.call.num_excused += 1
@@ -146,6 +148,11 @@ def _judge_task(slot: Slot, run: RunningCall, now_s: float, actions: SlotActions
         )
     else:
         _end(slot, run, ": it did not end when it was cancelled")
+
+
+def _blocked_by_nobody(slot: Slot) -> bool:
+    """Return True while something that belongs to no work, such as a callback, blocks the event loop."""
+    return slot.blocked is not None and slot.blocked.id not in slot.running and slot.blocked.seconds > GRACE_S
 
 
 def _starved(slot: Slot, run: RunningCall, now_s: float) -> bool:
@@ -179,6 +186,8 @@ _LATE_AFTER_S = 0.1
 _VERY_LATE_AFTER_S = 0.25
 """A child whose work is later than this may hang for good: another one is started."""
 _SPARES = 2
+_BEGIN_WITHIN_S = 20.0
+"""A child that runs nothing and begins nothing is stopped, or something that its function left behind holds it."""
 
 
 class Watch:
@@ -214,6 +223,7 @@ class Watch:
         now_s = time.monotonic()
         if now_s - self._due_s > _STALLED_AFTER_S:
             for slot in self._children.slots:
+                slot.waiting_since_s += now_s - self._due_s
                 for run in slot.running.values():
                     run.deadline_s += now_s - self._due_s
         for slot in list(self._children.slots):
@@ -226,6 +236,12 @@ class Watch:
     def _check(self, slot: Slot, now_s: float) -> None:
         description = self._children.description
         if description is None:
+            return
+        if slot.waiting and not slot.running and now_s > slot.waiting_since_s + _BEGIN_WITHIN_S:
+            logger.warning("scorer process begins no work", scorer=slot.name, seconds=_BEGIN_WITHIN_S)
+            self._run_again(slot.take_back())
+            self._children.end(slot)
+            self._children.fill()
             return
         actions = judge_limits(slot, description.isolation, now_s, by_cpu=self._children.by_cpu)
         if actions.retire:
@@ -352,10 +368,13 @@ class Pool:
 
     def on_messages(self, slot: Slot, messages: list[FromChild]) -> None:
         """Record works that began and ended."""
-        now_s = slot.last_message_s = time.monotonic()
+        now_s = time.monotonic()
+        silent_s, slot.last_message_s = now_s - slot.last_message_s, now_s
         for message in messages:
+            if isinstance(message, Started | Finished):
+                slot.blocked, slot.waiting_since_s = None, now_s
             if isinstance(message, Finished):
-                self._on_finished(slot, message)
+                self._on_finished(slot, message, now_s)
             elif isinstance(message, Started):
                 overtaken = slot.begin(message, now_s)
                 if overtaken is not None and overtaken in self._queue:
@@ -363,7 +382,7 @@ class Pool:
             elif isinstance(message, Dropped):
                 slot.dropped(message)
             elif isinstance(message, Blocked):
-                self._on_blocked(slot, message)
+                self._on_blocked(slot, message, silent_s)
         if self._queue:
             self._schedule()
 
@@ -381,22 +400,31 @@ class Pool:
             call.fail(InfrastructureError(f"scorer {self.name} cannot be started again: {reason}"))
         self._queue.clear()
 
-    def _on_finished(self, slot: Slot, report: Finished) -> None:
-        if (running := slot.running.get(report.id)) and (problem := _problem(report, running.call.work)):
-            raise ValueError(problem)  # not our child's: it is killed
-        self._pace.add(report.seconds)
+    def _on_finished(self, slot: Slot, report: Finished, now_s: float) -> None:
+        running = slot.running.get(report.id)
+        problem = _problem(report, running.call.work) if running else ""
+        if problem or not 0 <= report.seconds < math.inf:
+            raise ValueError(problem or f"{report.seconds} seconds")  # not our child's: it is killed
         run = slot.end(report)
-        if run is None or run.call.answer.done():
+        if run is None:
+            return
+        self._pace.add(min(report.seconds, now_s - run.started_s + GRACE_S))
+        if run.call.answer.done():
             return
         if run.cancelled and all(score.outcome == "timeout" for score in report.scores):
             run.call.fail(timed_out(run.call))
         else:
             run.call.answer.set_result(report)
 
-    def _on_blocked(self, slot: Slot, report: Blocked) -> None:
+    def _on_blocked(self, slot: Slot, report: Blocked, silent_s: float) -> None:
+        """Extend the limits of the others, by no more than the child was silent: the user's code may report as well."""
+        if self._children.one_at_a_time or not 0 <= report.seconds < math.inf:
+            raise ValueError(f"an event loop that is blocked for {report.seconds} seconds")
         before_s = slot.blocked.seconds if slot.blocked is not None and slot.blocked.id == report.id else 0.0
         slot.blocked = report
-        spare_neighbours(slot, report.seconds - before_s if report.seconds > before_s else report.seconds)
+        if report.id in slot.running or report.seconds <= GRACE_S:
+            seconds = report.seconds - before_s if report.seconds > before_s else report.seconds
+            spare_neighbours(slot, min(seconds, silent_s))
         if report.where not in self._logged:
             self._logged.add(report.where)
             fields = {"scorer": self.name, "where": report.where, "seconds": round(report.seconds, 2)}

@@ -29,9 +29,11 @@ class RawServer:
         self.requests: list[bytes] = []
         self.connections = 0
         self.url = ""
+        self.newest: asyncio.StreamWriter
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.newest = writer
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -78,6 +80,15 @@ async def test_connections_are_kept_and_headers_are_sent(server: RawServer, make
     assert head.endswith(b"\r\n\r\n[]")
     for line in (b"traceparent: 00-1-2-01", b"authorization: bearer " + KEY.encode(), b"accept-encoding: identity"):
         assert line + b"\r\n" in head
+
+
+async def test_what_a_server_says_unasked_is_the_answer_to_no_request(server: RawServer, make_client: Client) -> None:
+    client = make_client()
+    for number in range(1, 4):
+        assert (await client.post(server.url, b"[]", 5.0)).body == b"{}"
+        assert server.connections == number
+        server.newest.write(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n666")
+        await asyncio.sleep(0.01)  # both ends are in this loop
 
 
 async def test_a_redirect_is_returned_and_not_followed(server: RawServer, make_client: Client) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from plaudit_reward.isolation import pool
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import ConfigurationError, ScoreTimeoutError
 from plaudit_wire.records import Sample
@@ -30,6 +31,9 @@ async def compute_score(solution_str, ground_truth):
         time.sleep(1000)
     if solution_str == "spin":
         while True: pass
+    if solution_str == "callback":
+        asyncio.get_running_loop().call_later(0.01, time.sleep, 1000)
+        return 0.0
     if solution_str == "cancelled":
         raise asyncio.CancelledError
     await asyncio.sleep(float(solution_str))
@@ -68,6 +72,19 @@ async def test_only_the_sample_to_blame_times_out(open_scorer: Open, make_sample
     answer = results.pop(40)
     assert results == [0.05] * 20 + [0.5] * 20 + [0.05] * 20
     assert answer.startswith("timeout") or "no result within 1.2 s" in answer
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_callback_that_blocks_the_loop_for_good_costs_no_sample(
+    open_scorer: Open, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    monkeypatch.setattr(pool, "_BEGIN_WITHIN_S", 0.5)
+    scorer = await open_scorer(AWAITS)
+    late = [] if begun else [asyncio.sleep(0.2)]
+    responses = ["callback", *["0.3"] * 20 * begun]
+    results = await asyncio.gather(*(result(scorer, make_sample(text), 1.2) for text in responses), *late)
+    results += await asyncio.gather(*(result(scorer, make_sample("0.05"), 1.2) for _ in range(20)))
+    assert [each for each in results if each is not None] == [0.0, *[0.3] * 20 * begun, *[0.05] * 20]
 
 
 async def test_a_function_that_blocks_the_loop_is_named(

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from plaudit_reward.isolation import pool
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError, WorkerKilledError
@@ -24,8 +25,8 @@ Open = Callable[..., Any]
 MakeSample = Callable[..., Sample]
 
 SCORES_NUMBERS = """
-import os, signal, socket, sys, time
-from plaudit_reward.isolation.messages import Finished
+import os, signal, socket, sys, threading, time
+from plaudit_reward.isolation.messages import Blocked, Dropped, Finished
 from plaudit_reward.scorer import Score
 from plaudit_wire.frames import frame
 
@@ -81,6 +82,15 @@ def compute_score(solution_str, ground_truth):
         return write_to_wire(b"\\5\\0\\0\\0hello")
     if solution_str == "too few scores":
         return write_to_wire(frame([Finished(i, 0.1, []) for i in range(100)]))
+    if solution_str == "endless seconds":
+        return write_to_wire(frame([Finished(1 << 30, float("nan"), [])]))
+    if solution_str == "blocked":
+        return write_to_wire(frame([Blocked(-1, float("inf"), "")]))
+    if solution_str == "many messages":
+        return write_to_wire(frame([Dropped([])] * 2000))
+    if solution_str == "stop later":
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        return 0.0
     return float(solution_str)
 """
 
@@ -144,6 +154,9 @@ BLAMED: list[tuple[str, Any]] = [
     ("unknown outcome", "data_error"),
     ("nonsense", WorkerKilledError),
     ("too few scores", WorkerKilledError),
+    ("endless seconds", WorkerKilledError),
+    ("blocked", WorkerKilledError),
+    ("many messages", WorkerKilledError),
     ("flood", "scored"),
 ]
 
@@ -161,6 +174,17 @@ async def test_only_the_sample_to_blame_fails(
     blamed = results.pop(20)
     assert [score.value for score in results] == [float(i) for i in range(40)]
     assert blamed is expected or blamed.outcome == expected
+
+
+async def test_a_child_that_stops_between_two_works_is_replaced(
+    open_scorer: Open, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_BEGIN_WITHIN_S", 0.5)
+    scorer = await open_scorer(SCORES_NUMBERS, processes=1)
+    assert (await outcome(scorer, make_sample("stop later"))).value == 0.0
+    await asyncio.sleep(0.3)
+    results = await asyncio.gather(*(outcome(scorer, make_sample(str(i)), 20.0) for i in range(10)))
+    assert [score.value for score in results] == list(range(10))
 
 
 UNFIT = {

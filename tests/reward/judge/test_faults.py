@@ -35,6 +35,7 @@ FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
     ({"status": 401, "body": {"error": {"message": "bad key hush"}}}, EndpointRefusedError, r"bad key \*\*\*", "401"),
     ({"status": 404, "body": {"detail": "Not Found"}}, EndpointRefusedError, "Not Found.*baseUrl", "404"),
     ({"status": 307, "headers": {"Location": "/v2"}}, EndpointRefusedError, "responded 307", "307"),
+    ({"status": 204, "body": b""}, InfrastructureError, "responded 204", "204"),
     ({"status": 400, "body": {"error": {"message": "prompt too long"}}}, DataError, "400: prompt too long", "400"),
     ({"status": 422, "body": {"error": "no"}}, DataError, "responded 422: no", "422"),
     ({"cut": "before"}, ConnectionLostError, "ended before the whole response", "unreachable"),

@@ -42,6 +42,14 @@ async def test_results_come_as_lines_when_they_are_there(start_service: Any, sta
             assert json.loads(await anext(lines))["id"] == "b"
             (tmp_path / "let-go").touch()
             assert json.loads(await anext(lines))["id"] == "a"
+        for accepts, kind in [
+            ("application/json, Application/X-NDJSON;q=0.5", "application/x-ndjson"),
+            ("application/x-ndjson;v=1", "application/x-ndjson"),
+            ("application/x-ndjson; q=0.0, */*", "application/json"),
+            ("application/x-ndjsonp", "application/json"),
+        ]:
+            answer = await http.post("/v1/score", json={"response": "2"}, headers={"accept": accepts})
+            assert answer.headers["content-type"] == kind, accepts
 
 
 async def test_an_id_stands_for_one_sample(start_service: Any, start_gateway: Any) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -244,6 +245,7 @@ _READ_AT_ONCE_BYTES = 1 << 20
 """Larger bodies are read beside the event loop, one at a time."""
 T = TypeVar("T")
 _NDJSON = "application/x-ndjson"
+_NOT_ACCEPTED = re.compile(r"q=0(\.0*)?")
 Handler = Callable[[Request, str], Awaitable[Response | Exchange]]
 
 
@@ -352,7 +354,7 @@ class Application:
             session,
             body,
             field=field,
-            streams=_NDJSON in request.headers.get("accept", ""),
+            streams=_accepts_lines(request),
             timeout_s=_seconds(request, "timeout", LONGEST_WAIT_S),
             answered=lambda groups, answers: self._answered(caller, groups, answers),
         )
@@ -470,6 +472,15 @@ async def _body(request: Request, hold: Callable[[int], None]) -> bytes:
     except TimeoutError as error:
         raise RefusedRequestError(408, "slow_body", f"the body took more than {_BODY_WITHIN_S:.0f} s") from error
     return b"".join(parts)
+
+
+def _accepts_lines(request: Request) -> bool:
+    """Return whether ``Accept`` names ``application/x-ndjson``, and not with the weight 0, which forbids it."""
+    for accepted in ",".join(request.headers.getlist("accept")).split(","):
+        kind, *parameters = (part.strip().lower() for part in accepted.split(";"))
+        if kind == _NDJSON:
+            return not any(_NOT_ACCEPTED.fullmatch(parameter) for parameter in parameters)
+    return False
 
 
 def _seconds(request: Request, name: str, default: float) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from plaudit_reward.endpoint.shapes import GatewayShape
-from plaudit_wire.plain import mended_json, plain, plain_json
+from plaudit_wire.plain import mended_json, not_utf8, plain, plain_json
 from plaudit_wire.printable import shown
 from plaudit_workers.service.lines import SampleInput, sample_input
 from plaudit_workers.stream.sessions import LARGEST_GROUP
@@ -175,7 +175,7 @@ def _invalid(field: str, problems: Mapping[int, str], *, named: bool) -> Refused
 def _read_sample(raw: msgspec.Raw) -> SampleInput:
     try:
         sample = _sample_decoder.decode(raw)
-    except (msgspec.DecodeError, RecursionError):  # null for an absent field, or verl's columns; else an error by name
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # null, or verl's columns; else an error by name
         sample = sample_input(_as_object(raw), SampleInput)
     else:
         _check_open_fields(sample)
@@ -188,7 +188,7 @@ def _as_object(raw: msgspec.Raw) -> dict[str, Any]:
     try:
         try:
             return _plain_decoder.decode(raw)
-        except msgspec.DecodeError:  # such as a number that no double holds
+        except (msgspec.DecodeError, UnicodeDecodeError):  # such as a number that no double holds
             return {name: plain_json(bytes(value), name) for name, value in _object_decoder.decode(raw).items()}
     except RecursionError:
         raise ValueError("the sample is nested too deeply; give flatter data") from None
@@ -237,7 +237,9 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise RefusedRequestError(422, "invalid_body", str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise RefusedRequestError(400, "invalid_json", f"the body is not JSON: {error}") from error
+    except UnicodeDecodeError as error:
+        raise RefusedRequestError(400, "invalid_json", str(not_utf8(error, "the body"))) from error
     except RecursionError as error:
         raise RefusedRequestError(400, "invalid_json", "the body is nested too deeply: give flatter data") from error
