@@ -232,6 +232,12 @@ class Task:
             return f"the image {image}"
         return "an image of its environment/Dockerfile" if self.has_dockerfile else ""
 
+    @property
+    def given_files(self) -> Path | None:
+        """Return the folder whose files its machine begins with; None where an image built from it has them."""
+        given = self.folder / "environment"
+        return given if given.is_dir() and not self.has_dockerfile else None
+
     def image(self, registry: str = "localhost") -> str:
         """Return the image that it names or, for one to build, a tag that changes with ``environment/``; else empty."""
         if self.config.environment.docker_image or not self.has_dockerfile:

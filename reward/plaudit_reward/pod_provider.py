@@ -126,7 +126,7 @@ class PodProvider:
 
     def fill(self, folder: Path, task: Task | None) -> TaskMachine:
         """Copy a task's files into the pod that was started in a folder. Raises ``InfrastructureError``."""
-        given = _given(task)
+        given = task.given_files if task is not None else None
         machine = self._awaiting_files.pop(folder, None) or self._found(folder, task)
         try:
             if given is None:
@@ -273,11 +273,5 @@ class PodProvider:
             cpus=environment.cpus if environment else 1.0,
             limits=self.choice.limits(environment, _PROCESSES),
             workdir=environment.workdir if environment and "workdir" in environment.model_fields_set else "",
-            takes_files=_given(task) is not None,
+            takes_files=task is not None and task.given_files is not None,
         )
-
-
-def _given(task: Task | None) -> Path | None:
-    """Return the folder whose files a machine of the task begins with; None where the image has them."""
-    folder = task.folder / "environment" if task is not None and not task.image() else None
-    return folder if folder is not None and folder.is_dir() else None

@@ -94,12 +94,11 @@ class MachineChoice:
         if task is None or (environment := task.tests_environment) is None:
             return None
         of_tests = task.tests_image(self.registry)
-        given = task.folder / "environment"
         return SeparateTests(
             artifacts=task.artifacts,
             limits=self.limits(environment, processes),
             directory=environment.workdir if "workdir" in environment.model_fields_set else directory,
-            given=given if not of_tests and not task.image() and given.is_dir() else None,
+            given=None if of_tests else task.given_files,
             image=of_tests or self.image_of(task),
             cpus=environment.cpus,
             network=self.network_of(environment),
@@ -218,7 +217,7 @@ class ProcessProvider:
     def fill(self, folder: Path, task: Task | None) -> TaskMachine:
         """Copy the files."""
         made = self._of(folder, task)
-        if task is not None and (given := task.folder / "environment").is_dir():
+        if task is not None and (given := task.given_files):
             made.machine.upload(given, made.directory)
         return made
 
@@ -279,7 +278,7 @@ class ContainerProvider:
         machine = self._machine(folder, task)
         try:
             machine.create()
-            if task is not None and not task.image() and (given := task.folder / "environment").is_dir():
+            if task is not None and (given := task.given_files):
                 machine.upload(given, workdir)
             if not folder.is_dir():
                 raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} was removed meanwhile")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from container_images import IMAGE, why_none
-from harbor_tasks import TEST, write_sum_task
+from harbor_tasks import GROUP, TEST, played_sample, write_sum_task
 from plaudit_job.spec.rljob import SandboxesSpec
 from plaudit_job.tasks import Task, read_task
 from plaudit_reward.machines import SANDBOXES, RunMachines
@@ -27,7 +27,6 @@ from plaudit_wire.records import Sample
 from plaudit_workers.training.machines import EndedMachines
 from plaudit_workers.training.schedule import GroupInFlight, TrainerLedger
 
-GROUP = "t-0-1.0"
 SEPARATE = "artifacts = ['/srv/x', '/var/lib/x']\n[verifier]\n"
 IN_CONTAINERS = pytest.mark.skipif(bool(why_none()), reason=why_none())
 
@@ -48,13 +47,7 @@ def containers(machines: RunMachines) -> set[str]:
 
 
 def sample_of(machines: RunMachines, task_folder: Path, command: str, index: int = 0) -> Sample:
-    task = read_task(task_folder)
-    name, made = machines.make(GROUP, index, task)
-    asyncio.run(made.machine.run(["bash", "-c", command], timeout_s=60.0, directory=made.directory))
-    row = task.row()
-    return Sample(
-        GROUP, index, row["data_source"], task.instruction, "done", extra_info=row["extra_info"], machine=name
-    )
+    return played_sample(machines, task_folder, command, index)[0]
 
 
 def verified(machines: RunMachines, sample: Sample) -> Score:
@@ -123,7 +116,8 @@ def test_a_killed_rollout_s_container_goes_with_its_folder(machines: RunMachines
 @pytest.mark.containers
 @IN_CONTAINERS
 def test_separate_tests_in_containers_judge_the_artifacts_alone(machines: RunMachines, tmp_path: Path) -> None:
-    config = "artifacts = ['/app/sum']\n[verifier.environment]\ncpus = 1\nmemory_mb = 128"
+    config = "artifacts = ['/app/sum']\n[verifier.environment]\ncpus = 1\nmemory_mb = 128\n"
+    config += f"[environment]\ndocker_image = '{IMAGE}'"  # which does not hold the files of environment/
     task = write_sum_task(tmp_path / "task", 'cat a; cat sum; [ "$(cat sum)" = 7 ]; ' + TEST, config)
     sample = sample_of(machines, task, "echo 7 > sum; echo 9 > a; cp /bin/true /usr/bin/cat; echo 1 > /tests/test.sh")
     score = verified(machines, sample)
@@ -214,6 +208,7 @@ def test_pods_are_alike_where_their_tasks_need_the_same_and_tasks_that_they_cann
     assert isinstance(pods, PodProvider)
     one, other = task("one", "memory_mb = 4096"), task("other", "memory_mb = 1024")
     assert pods.shape(one) == pods.shape(other) != pods.shape(task("small", "memory_mb = 64"))
+    assert pods.shape(one) == pods.shape(task("named", 'docker_image = "debian:12"\nmemory_mb = 1024'))
     assert pods.shape(one) != pods.shape(task("closed", 'network_mode = "no-network"'))
     assert [pods.problem(each) for each in (one, other)] == ["", ""]
     for environment, why in (

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
-from plaudit_job.tasks import read_task
+from plaudit_job.tasks import Task, expand, read_task
 from plaudit_reward.machines import SANDBOXES, RunMachines
 from plaudit_reward.providers import MachineChoice, ProcessProvider
-from plaudit_sandbox.machine import Machine
+from plaudit_sandbox.machine import CommandEnd, Machine
 from plaudit_wire.records import Sample
 
+GROUP = "t-0-1.0"
 TEST = 'if [ "$(cat sum)" = 7 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
 
 
@@ -41,10 +43,28 @@ def run_machines(folder: Path, disk_mb: int = 64) -> RunMachines:
 def sample_with_machine(machines: RunMachines, task_folder: Path, index: int = 0) -> tuple[Sample, Machine]:
     """Return a sample of a task, and the machine of its agent."""
     task = read_task(task_folder)
-    name, made = machines.make("t-0-1.0", index, task)
+    name, made = machines.make(GROUP, index, task)
     assert isinstance(made.machine, Machine)
-    row = task.row()
-    sample = Sample(
-        "t-0-1.0", index, row["data_source"], task.instruction, "done", extra_info=row["extra_info"], machine=name
+    return _sample(task, name, index), made.machine
+
+
+def played_sample(
+    machines: RunMachines, task_folder: Path, command: str, index: int = 0, timeout_s: float = 60.0
+) -> tuple[Sample, CommandEnd]:
+    """Return a sample of a task whose agent ran one command in a machine of any provider, and the command's end."""
+    task = read_task(task_folder)
+    name, made = machines.make(GROUP, index, task)
+    running = made.machine.run(
+        ["bash", "-c", command],
+        timeout_s=min(timeout_s, task.agent_limit_s),
+        environment=expand(task.config.environment.env),
+        directory=made.directory,
     )
-    return sample, made.machine
+    return _sample(task, name, index), asyncio.run(running)
+
+
+def _sample(task: Task, machine: str, index: int) -> Sample:
+    row = task.row()
+    return Sample(
+        GROUP, index, row["data_source"], task.instruction, "done", extra_info=row["extra_info"], machine=machine
+    )

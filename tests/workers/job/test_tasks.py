@@ -95,6 +95,7 @@ def test_images_are_built_of_the_environment_and_of_separate_tests(tmp_path: Pat
     files = {"environment/Dockerfile": "FROM a", "tests/Dockerfile": "FROM b"}
     shared = read_task(write_task(tmp_path / "shared", **files))
     assert set(shared.images_to_build("here").values()) == {tmp_path / "shared" / "environment"}
+    assert shared.given_files is None
     separate = read_task(write_task(tmp_path / "own", "[verifier]\nenvironment_mode = 'separate'", **files))
     assert separate.images_to_build("here") == {
         separate.image("here"): tmp_path / "own" / "environment",
