@@ -115,6 +115,7 @@ def pytest_keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Exempts what is imported by now from garbage collection: tests that collect would take half a second each."""
+    gc.collect()
     gc.freeze()
     gc.enable()
 
