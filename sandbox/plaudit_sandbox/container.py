@@ -313,8 +313,7 @@ class ContainerCopy:
 
     def prepare(self) -> None:
         """Find the programs that the agent changed, as the engine compares files and image."""
-        (drivers,) = inspected(self._engine, self._agent, ["json .GraphDriver"])
-        self.changed_programs = _lost_accounts(drivers, self._engine.image_accounts(self._settings.image))
+        self.changed_programs = _lost_accounts_in(self._engine, self._agent, self._settings.image)
         if self.changed_programs:
             return
         lines = self._engine.call("diff", self._agent).split("\n")
@@ -423,9 +422,7 @@ class SeparateContainer:
 
     def prepare(self) -> None:
         """Make the container, and copy the artifacts and the tests into it. Raises ``InfrastructureError``."""
-        (drivers,) = inspected(self._engine, self._agent.name, ["json .GraphDriver"])
-        accounts = self._engine.image_accounts(self._agent.settings.image)
-        self.changed_programs = _lost_accounts(drivers, accounts)
+        self.changed_programs = _lost_accounts_in(self._engine, self._agent.name, self._agent.settings.image)
         if self.changed_programs:
             return
         self._machine.create()
@@ -611,6 +608,12 @@ def _lost_accounts(drivers: str, accounts: Sequence[str]) -> list[str]:
         return []
     needed = zip_longest(_ACCOUNTS, accounts, fillvalue="0")
     return [f"/{name} (accounts that the engine reads)" for name, account in needed if _is_lost(upper / name, account)]
+
+
+def _lost_accounts_in(engine: ContainerEngine, container: str, image: str) -> list[str]:
+    """Return ``_lost_accounts`` of a container that no command is about to start in."""
+    (drivers,) = inspected(engine, container, ["json .GraphDriver"])
+    return _lost_accounts(drivers, engine.image_accounts(image))
 
 
 def _is_lost(path: Path, account: str) -> bool:
