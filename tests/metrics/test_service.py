@@ -281,6 +281,7 @@ async def test_lost_keys_and_damaged_entries_do_not_stop_it(
         await until(lambda: knows_steps(client, [1, 2]))
 
 
+@pytest.mark.long
 async def test_a_client_that_reads_nothing_keeps_no_connection_after_the_end(settings: ServiceSettings) -> None:
     async with running(settings):
         _, writer = await asyncio.open_connection("127.0.0.1", settings.port, limit=1024)

@@ -155,12 +155,12 @@ def test_tests_that_hang_end_as_a_timeout_and_a_full_machine_as_zero(machine: Ma
 )
 def test_a_file_at_which_tests_wait_for_ever_earns_zero_and_no_mask(machine: Machine, attack: str) -> None:
     agent(machine, attack)
-    found = verified(machine, timeout_s=2.0)
+    found = verified(machine, timeout_s=1.0)
     assert (found.outcome, found.reward) == ("scored", 0.0), found
     assert not found.reason or "a named pipe, or a link to /dev" in found.reason
 
 
-@pytest.mark.parametrize(("depth", "name"), [(20, "d" * 250), (3000, "d")])
+@pytest.mark.parametrize(("depth", "name"), [(20, "d" * 250), pytest.param(3000, "d", marks=pytest.mark.long)])
 def test_a_tree_too_deep_to_copy_earns_zero_and_is_removed(machine: Machine, depth: int, name: str) -> None:
     agent(machine, f'python3 -c \'import os\nfor _ in range({depth}): os.mkdir("{name}"); os.chdir("{name}")\'')
     deep = verified(machine, "echo 1 > /logs/verifier/reward.txt")

@@ -111,6 +111,7 @@ def test_functions_take_and_return_objects(worker: Worker, program: str, given: 
     assert worker.score_cases(program, cases)["value"] == value
 
 
+@pytest.mark.long
 def test_an_input_that_cannot_be_passed_to_a_program_is_no_failure_of_the_program(worker: Worker) -> None:
     cases = {"fn_name": "f", "inputs": [json.dumps(list(range(2_000_000)))], "outputs": ["1"]}
     answer = worker.score_cases("def f(a): return 1", cases, memory="8Mi")
@@ -246,6 +247,7 @@ def test_a_row_without_cases_is_a_data_error(worker: Worker) -> None:
     assert (answer["error"], answer["reason"]) == ("DataError", "ground_truth has no test case: inputs is empty")
 
 
+@pytest.mark.long
 def test_the_samples_time_ends_its_cases(worker: Worker) -> None:
     late = worker.score("while True: pass", limit_s=0.3, timeSeconds=1)
     assert (late["outcome"], late["value"]) == ("scored", 0.0)

@@ -64,7 +64,7 @@ async def test_calls_share_one_loop(open_scorer: Open, make_sample: MakeSample) 
     assert results == [1.0] * 300
 
 
-@pytest.mark.parametrize("blamed", ["hang", "stubborn", "block", "spin"])
+@pytest.mark.parametrize("blamed", ["hang", "stubborn", "block", pytest.param("spin", marks=pytest.mark.long)])
 async def test_only_the_sample_to_blame_times_out(open_scorer: Open, make_sample: MakeSample, blamed: str) -> None:
     scorer = await open_scorer(AWAITS, max_concurrent=100)
     responses = ["0.05"] * 20 + ["0.5"] * 20 + [blamed] + ["0.05"] * 20

@@ -166,6 +166,7 @@ def test_a_reward_that_can_be_gamed_is_named_before_a_run(
     assert code == (3 if leaks else 0)
 
 
+@pytest.mark.long
 def test_holes_of_every_kind_have_a_probe_that_finds_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     holes = {
         "form": "empty format",
@@ -258,6 +259,7 @@ def test_a_scorer_of_groups_is_probed_with_a_group_of_equals(folder: Path, capsy
     assert results(capsys)["equal group"]["mean"] == 1.0
 
 
+@pytest.mark.long
 def test_programs_are_probed_by_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = {"inputs": ["1 2\n", "5 7\n"], "outputs": ["3\n", "12\n"]}
     named = {"fn_name": "add", "inputs": ["1\n2", "5\n7"], "outputs": ["3", "12"]}

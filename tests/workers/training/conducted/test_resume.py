@@ -60,7 +60,7 @@ async def trained_through_kills(
 @pytest.mark.parametrize(
     ("staleness", "mini_batches", "order"),
     [
-        (0, 1, "step"),
+        pytest.param(0, 1, "step", marks=pytest.mark.long),
         pytest.param(0, 4, "step", marks=pytest.mark.long),
         (1, 4, "step"),
         pytest.param(2, 1, "step", marks=pytest.mark.long),
