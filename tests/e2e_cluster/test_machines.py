@@ -170,7 +170,8 @@ def played(
 
 
 def test_what_an_agent_plants_earns_nothing(pods: PodCluster, tmp_path: Path) -> None:
-    found = played(pods, folder_of_tests(tmp_path, TEST), [*ATTACKS, *POD_ATTACKS])
+    # All of ATTACKS are played in machines of the other providers: most of them end alike wherever a shell is.
+    found = played(pods, folder_of_tests(tmp_path, TEST), [*ATTACKS[::3], *POD_ATTACKS])
     assert [each for each in found if each[1].reward != 0.0] == []
     assert pods.find({}) == []
 
