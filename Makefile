@@ -3,10 +3,12 @@ PYTHON ?= python3
 UV := .uv/bin/uv
 BIN := .venv/bin
 PROCESSES = 3
+# Without restarts: pytest-xdist 3 waits for ever for what is left of a file whose process has ended.
+IN_ORDER = --no-loadscope-reorder --max-worker-restart 0
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 # They trust one authority: each HTTP client and each process else reads the system's 140, which takes 25 ms of a core.
 TESTS = PYTHONDONTWRITEBYTECODE= SSL_CERT_FILE=$(CURDIR)/tests/support/authority.pem \
-  $(BIN)/pytest -q --numprocesses $(PROCESSES) --no-loadscope-reorder
+  $(BIN)/pytest -q --numprocesses $(PROCESSES) $(IN_ORDER)
 OF_PARTS := $(patsubst %,--ignore %,$(wildcard tests/e2e*))
 LOCAL := whole or bench or broken or long
 marked = $(shell grep -rlE --include 'test_*.py' --exclude-dir e2e 'pytest\.mark\.($(1))\b' tests)
@@ -127,7 +129,7 @@ generate: install ## write the generated files anew
 
 # The tests wait most of the time, so that two processes share them, each with a cluster of its own.
 e2e: install $(if $(PLAUDIT_E2E_KUBECONFIG),,cluster-build) ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
-	PLAUDIT_E2E=1 $(BIN)/pytest -q --durations 20 $(if $(PLAUDIT_E2E_KUBECONFIG),,--numprocesses 2 --no-loadscope-reorder) tests/e2e_cluster
+	PLAUDIT_E2E=1 $(BIN)/pytest -q --durations 20 $(if $(PLAUDIT_E2E_KUBECONFIG),,--numprocesses 2 $(IN_ORDER)) tests/e2e_cluster
 
 test-containers: install cluster-packages ## machines in containers of a real engine (root; minutes)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q $(call marked,containers) -m containers
