@@ -353,6 +353,8 @@ def test_a_trainer_that_ends_beside_a_sidecar_completes_the_job_and_holds_nothin
     world.cluster.now += 1
     end_beside_sidecar(world, "trainer", 0)
     world.settle()
+    assert world.status["phase"] == "Running"  # until its last progress is read
+    world.settle()
     assert (world.status["phase"], world.status["progress"]["step"]) == ("Complete", 3)
     assert "trainer" not in world.cluster.roles()
 

@@ -66,10 +66,11 @@ class World:
         self.reconciler = Reconciler(self.cluster, self.cache, self.settings, Inline(), self, lambda: self.cluster.now)
         self.relist()
 
-    def read(self, name: str, namespace: str, *, is_last: bool = False) -> dict[str, Any]:
-        """The job's progress, as its metrics service reports it; a slow one only to whoever waits for it."""
-        if self.metrics_are_slow and not is_last:
-            return {}
+    def read(self, name: str, namespace: str, *, is_last: bool = False) -> dict[str, Any] | None:
+        """The job's progress, as its metrics service reports it; a slow one only to whoever asks it twice."""
+        if self.metrics_are_slow:
+            self.metrics_are_slow = not is_last
+            return None if is_last else {}
         exposed = {"exposedRewardSeconds": self.exposed_s} if self.exposed_s else {}
         return {"step": self.closed_step, "verdict": "reward", "backlog": 0, **exposed}
 

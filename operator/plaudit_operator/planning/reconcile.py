@@ -46,6 +46,7 @@ from plaudit_wire.logs import get_logger
 logger = get_logger(__name__)
 _REFUSED_AGAIN_AFTER_S = 8.0
 _LOOK_AGAIN_S = 8.0
+_ASK_AGAIN_S = 0.5
 _AWAITED_S = 1.0
 _PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 300.0
@@ -97,6 +98,10 @@ class Reconciler:
             for deletion in hurried:
                 self._kube.delete(POD, key.namespace, deletion.name, deletion.uid, deletion.grace_s)
             return ReconcileResult(None, len(hurried))
+        progress = self._fresh_progress(observed)
+        if progress is None:
+            return ReconcileResult(_ASK_AGAIN_S, 0)
+        observed = replace(observed, progress=progress)
         now = self._clock()
         wanted = plan(observed, self._settings, now)
         # Garbage collection deletes the pods of a job that is being deleted in the foreground.
@@ -170,12 +175,15 @@ class Reconciler:
             observed,
             refused_pods=look.refusals,
             look_for_refusals_after_s=look.again_after_s,
-            progress=self._fresh_progress(observed),
         )
 
-    def _fresh_progress(self, observed: Observed) -> dict[str, Any]:
-        """Read the progress of a running job at most every 10 s, and again when an attempt of the trainer has ended."""
-        if observed.ended or not observed.status.get("startTime"):
+    def _fresh_progress(self, observed: Observed) -> dict[str, Any] | None:
+        """Read the progress of a running job at most every 10 s, and again when an attempt of the trainer has ended.
+
+        Return None while the metrics service takes its time for the last one: it goes with what follows.
+        """
+        started = observed.status.get("startTime")
+        if observed.ended or not started or policies.is_managed_elsewhere(observed):
             return {}
         is_last = present_attempt(observed).verdict not in ("running", "absent")
         now = self._clock()

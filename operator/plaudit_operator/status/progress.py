@@ -29,7 +29,7 @@ _MOST_BYTES = 2 << 20
 _AT_A_TIME = 16
 _WAIT_S = 0.25
 """A healthy service responds in milliseconds. A later response is used in the next look."""
-_LAST_WAIT_S = 3.0
+_LAST_WITHIN_S = 10.0
 """The last look has no next one, and its response is late where the machine is busy."""
 _BUSY_WITHIN_S = 1.0
 _FAILED_PAUSE_S = 20.0
@@ -80,20 +80,23 @@ class _Queues(msgspec.Struct):
 class ProgressReader:
     """Read the progress of jobs from their metrics services, on a thread of its own."""
 
-    def __init__(self, address_of: Callable[[str, str], str] = metrics_address) -> None:
+    def __init__(
+        self, address_of: Callable[[str, str], str] = metrics_address, last_within_s: float = _LAST_WITHIN_S
+    ) -> None:
         self._address_of = address_of
+        self._last_within_s = last_within_s
         self._lock = threading.Lock()
         self._pending: dict[_Key, Future[JobProgress]] = {}
         self._failed_at: dict[_Key, float] = {}
         self._slots = asyncio.Semaphore(_AT_A_TIME)
         self._background = BackgroundLoop("progress")
 
-    def read(self, name: str, namespace: str, *, is_last: bool = False) -> JobProgress:
+    def read(self, name: str, namespace: str, *, is_last: bool = False) -> JobProgress | None:
         """Return the job's progress; empty if its service does not respond at once, or responds badly.
 
         Args:
             is_last: Its trainer has ended, and the service may go next. It is asked anew, however it responded before,
-                and may take a few seconds, once.
+                and may take seconds: None until it has responded, or failed to.
         """
         key = (namespace, name, is_last)
         with self._lock:
@@ -102,15 +105,15 @@ class ProgressReader:
             if time.monotonic() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
                 return {}
             if key not in self._pending:
-                fetched = self._fetch(self._address_of(name, namespace))
-                self._pending[key] = self._background.submit(fetched)
+                address, within_s = self._address_of(name, namespace), self._last_within_s
+                fetched = self._fetch(address, within_s) if is_last else self._fetch(address, _REQUEST_WITHIN_S)
+                self._pending[key] = self._background.submit(
+                    asyncio.wait_for(fetched, within_s) if is_last else fetched
+                )
             pending = self._pending[key]
-        wait([pending], _LAST_WAIT_S if is_last else _WAIT_S)
+        wait([pending], _WAIT_S)
         if not pending.done():
-            if is_last:
-                pending.cancel()
-                self._finish(key, failed=True)
-            return {}
+            return None if is_last else {}
         error = pending.exception()
         self._finish(key, failed=error is not None)
         if error is not None:
@@ -144,19 +147,19 @@ class ProgressReader:
                 recent = {k: at for k, at in self._failed_at.items() if now - at < _FAILED_PAUSE_S}
                 self._failed_at = {**recent, key: now}
 
-    async def _fetch(self, base: str) -> JobProgress:
-        async with self._slots, _session() as session:
+    async def _fetch(self, base: str, within_s: float) -> JobProgress:
+        async with self._slots, _session(within_s) as session:
             steps = msgspec.json.decode(await _get(session, f"{base}/api/v1/steps?newest=1"), type=_Steps)
             queues = msgspec.json.decode(await _get(session, f"{base}/api/v1/queues?newest=1"), type=_Queues)
         return _progress(steps, queues)
 
     async def _fetch_queues(self, base: str) -> _Queues:
-        async with self._slots, _session() as session:
+        async with self._slots, _session(_REQUEST_WITHIN_S) as session:
             return msgspec.json.decode(await _get(session, f"{base}/api/v1/queues?newest=1"), type=_Queues)
 
 
-def _session() -> aiohttp.ClientSession:
-    timeout = aiohttp.ClientTimeout(total=_REQUEST_WITHIN_S)
+def _session(within_s: float) -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=within_s)
     headers = {"Accept-Encoding": "identity", "Connection": "close"}
     return aiohttp.ClientSession(timeout=timeout, auto_decompress=False, headers=headers)
 
