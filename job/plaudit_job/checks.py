@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from plaudit_job.fields import path_fields
+from plaudit_job.fields import DOWNLOAD_FILE, is_address, path_fields
 from plaudit_job.load import job_data
 from plaudit_job.problem import Case, Problem, refusals
 from plaudit_job.spec.algorithm import LOSS_KINDS
@@ -37,7 +37,8 @@ def python_problems(field: str, path: str, name: str, name_field: str = "functio
     try:
         source = file.read_bytes()
     except (FileNotFoundError, ValueError):  # ValueError: it holds a NUL
-        yield Problem(f"{field}.path", f"there is no file {path}", "Correct the path: it is relative to the job file")
+        remedy = DOWNLOAD_FILE if is_address(path) else "Correct the path: it is relative to the job file"
+        yield Problem(f"{field}.path", f"there is no file {path}", remedy)
     except OSError as error:
         yield Problem(f"{field}.path", f"cannot read {path}: {error.strerror}", "Name a Python file")
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -228,6 +229,15 @@ def is_hub_id(source: str) -> bool:
     return not source.startswith(("/", ".", "~"))
 
 
+_ADDRESS = re.compile(r"(^|/)(https?|s3|gs|hf|az|abfs|hdfs|file):/")
+DOWNLOAD_FILE = "Download it: a run reads files of this machine"
+
+
+def is_address(path: str) -> bool:
+    """Return True for a path that was meant as an address, which normalising may have shortened to ``https:/``."""
+    return _ADDRESS.search(path) is not None
+
+
 def _mark(field: FieldInfo) -> JobPath | None:
     return next((mark for mark in field.metadata if isinstance(mark, JobPath)), None)
 
@@ -266,7 +276,7 @@ def _command(written: list[Any], mark: JobPath, folder: Path) -> list[Any]:
 
 
 def _absolute(path: str, mark: JobPath, folder: Path) -> str:
-    if not path:
+    if not path or is_address(path):  # whoever looks for the file refuses it, as it was written
         return path
     target = Path(os.path.normpath(folder / Path(path).expanduser()))
     if mark.kind == "source" and is_hub_id(path) and not os.path.exists(target):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from plaudit_job.tasks import Task
-from plaudit_reward.providers import WORKDIR, MachineChoice, TaskMachine, outside_problem
+from plaudit_reward.providers import ROOT, WORKDIR, MachineChoice, TaskMachine, outside_problem
 from plaudit_sandbox import machine as folders
 from plaudit_sandbox.machine import MachineLimits
 from plaudit_sandbox.pod_cluster import ClaimCluster, PodCluster
@@ -89,9 +89,13 @@ class PodProvider:
         self.cluster.require(["none", self.choice.network])
 
     def problem(self, task: Task) -> str:
-        """Refuse a task without an image, with GPUs, or with a network or a workdir that pods do not have."""
+        """Refuse a task without an image, with GPUs, a user, or with a network or a workdir that pods do not have."""
         if problem := self.choice.problem(task, "pods"):
             return problem
+        if set(ROOT).intersection((task.config.agent.user, task.config.verifier.user)):
+            return (
+                f"task {task.name} names the user root, and pods run as a user of their own: remove user from task.toml"
+            )
         environment = task.config.environment
         named = environment.workdir if "workdir" in environment.model_fields_set else WORKDIR
         problem = workdir_problem(named)

@@ -338,11 +338,29 @@ def outside_problem(task: Task, workdir: str = WORKDIR) -> str:
     return ""
 
 
+ROOT: Final = ("root", "0", 0)
+"""The user of a machine of the providers process and container, as a task may name it."""
+
+
 def _problem(task: Task) -> str:
     """Return what no provider can give."""
     tests = task.tests_environment
     gpus = max(task.config.environment.gpus, tests.gpus if tests else 0)
-    return f"task {task.name} needs {gpus} GPUs, which no provider gives" if gpus else ""
+    if gpus:
+        return f"task {task.name} needs {gpus} GPUs, which no provider gives"
+    for section, user in (("agent", task.config.agent.user), ("verifier", task.config.verifier.user)):
+        if user not in (None, *ROOT):
+            return (
+                f"task {task.name}: [{section}].user is {user!r}, and the user of a machine cannot be chosen: "
+                "remove it, or let commands that need it begin with su"
+            )
+    for section, environment in (("environment", task.config.environment), ("verifier.environment", tests)):
+        if environment is not None and environment.healthcheck is not None:
+            return (
+                f"task {task.name}: [{section}.healthcheck] waits for a program that the image starts, and a machine "
+                "starts none: remove it, and start what the task needs in a command"
+            )
+    return ""
 
 
 def _pods(choice: MachineChoice, *, claims: bool = False) -> Provider:

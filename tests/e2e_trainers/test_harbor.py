@@ -201,13 +201,6 @@ CASES = {
         solution="echo $MACHINE > seen; echo three > /tmp/TESTS; export TESTS=three",
     ),
     "sizes": Case(config="cpus = 0.5\nmemory_mb = 256\nstorage_mb = 512"),
-    "users": Case(
-        _right_if('[ "$(cat seen) $(id -un)" = "nobody root" ]'),
-        "[agent]\nuser = 'nobody'",
-        agent="id -un > seen",
-        solution="id -un > seen",
-        workdir="/tmp",
-    ),
     "files-of-tests": Case(
         "cd /tests && ls | tr '\\n' ' ' > /logs/verifier/listed; cd - && python3 /tests/judge.py",
         files={
@@ -223,8 +216,7 @@ CASES = {
     ),
     "workdir": Case(_right_if('[ "$PWD $(cat /opt/sum)" = "/opt 7" ]'), workdir="/opt"),
     "described": Case(
-        config="[environment.healthcheck]\ncommand = 'true'\n[metadata]\ndifficulty = 'easy'\n"
-        "[task]\nname = 'org/described'\n[[task.authors]]\nname = 'somebody'",
+        config="[metadata]\ndifficulty = 'easy'\n[task]\nname = 'org/described'\n[[task.authors]]\nname = 'somebody'",
         top="schema_version = '1.4'\nsource = 'elsewhere'\n",
     ),
     "separate-tests": Case(
@@ -239,7 +231,6 @@ CASES = {
 }
 DIFFERENT = {
     "image-of-tests": Result("data_error"),  # an image that is of tests alone has to hold them; ours gets them as well
-    "users": Result("scored", {"reward": 1.0}),  # ours run as the image's user
 }
 """What Harbor says otherwise."""
 AGENTS = ("oracle", "instruction")

@@ -49,3 +49,11 @@ def test_agent_lightnings_own_manager_asks_its_hook_for_rewards(trainer: Any) ->
 
 def test_openrlhf_and_slime_get_their_answers_by_url_alone(trainer: Any) -> None:
     assert trainer.run("trl", "openrlhf_client.py", kill_after=30) == {"scored": 190, "failed": 10, "wrong": 0}
+
+
+def test_groups_are_scored_by_the_client_of_the_open_reward_standard(trainer: Any) -> None:
+    assert trainer.run("open-reward", "open_reward_groups.py", kill_after=20) == {
+        "scored": 188,
+        "failed": 12,
+        "wrong": 0,
+    }

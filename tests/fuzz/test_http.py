@@ -13,13 +13,18 @@ from hypothesis import strategies as st
 from fuzzed_house import WITHIN_S, House
 from outside_values import BODIES, TEXTS, VALUES, with_member
 
-HEADERS = {"authorization": "Bearer token-of-one-caller"}
+HEADERS = {"authorization": "Bearer token-of-one-caller", "x-session-id": "s"}
 SAMPLE = {"response": "4", "ground_truth": "4", "data_source": "plain", "prompt": "2 + 2?", "extra_info": {"n": 1}}
 ROUTES = {
     "/v1/score": SAMPLE,
     "/v1/groups": {"id": "g", "samples": [SAMPLE, SAMPLE]},
     "/slime": {"prompt": "a", "response": "4", "label": "4"},
     "/openrlhf": {"query": ["a4"], "prompts": ["a"], "labels": ["4"]},
+    "/create": {"env_name": "e", "task_spec": {"prompt": "a", "ground_truth": "4"}},
+    "/score_group": {
+        "candidates": [{"messages": [{"role": "assistant", "blocks": [{"type": "text", "text": "4"}]}]}],
+        "task_id": "t",
+    },
     "/verify": {"responses_create_params": {"input": "a"}, "response": {"output": []}, "ground_truth": "4"},
 }
 DOCUMENTS = {"gateway": "/openapi.json", "metrics": "/api/v1/openapi.json"}

@@ -142,6 +142,15 @@ def test_separate_tests_in_containers_judge_the_artifacts_alone(machines: RunMac
         ),
         (PodProvider, SEPARATE + "environment = {workdir = '/etc'}", "task task: the workdir /etc holds programs"),
         (PodProvider, SEPARATE + "environment = {gpus = 2}", "task task needs 2 GPUs, which no provider gives"),
+        (ProcessProvider, SEPARATE + "user = 'root'", ""),
+        (PodProvider, SEPARATE + "user = 'root'", "task task names the user root, and pods run as a user of their own"),
+        (ProcessProvider, "[agent]\nuser = 'me'", "task task: [agent].user is 'me', and the user of a machine cannot"),
+        (PodProvider, SEPARATE + "user = 1000", "task task: [verifier].user is 1000, and"),
+        (
+            ProcessProvider,
+            "[environment.healthcheck]\ncommand = 'true'",
+            "task task: [environment.healthcheck] waits for a program that the image starts",
+        ),
         (PodProvider, SEPARATE + "environment = {cpus = 2}\n[environment]\nworkdir = '/code'", ""),
         (PodProvider, SEPARATE + "environment = {}\n[environment]\nworkdir = '/opt/x'", ""),
         (
@@ -151,7 +160,7 @@ def test_separate_tests_in_containers_judge_the_artifacts_alone(machines: RunMac
         ),
     ],
 )
-def test_separate_tests_that_a_provider_cannot_run_are_refused(
+def test_what_a_provider_cannot_run_is_refused(
     tmp_path: Path, provider: type[ProcessProvider | PodProvider], config: str, problem: str
 ) -> None:
     task = read_task(write_sum_task(tmp_path / "task", config=config))

@@ -57,6 +57,8 @@ REFUSED = [
     ("def f(solution_str, reward_router_address): pass", "sample", {}, "add python.serve: {source: …}"),
     ("async def f(solution_str, reward_model_tokenizer): pass", "sample", {}, "and the job serves it"),
     ("def f(sample): pass", "sample", {"threshold": 1}, "no parameter 'threshold'"),
+    ("def f(solution_str): yield 1.0", "sample", {}, "it is a generator, which no score comes from"),
+    ("async def f(completions): yield [1.0]", "group", {}, "it is a generator"),
     ("def f(solution_str): pass", "sample", {"solution_str": "x"}, "is filled with the sample"),
     ("def f(completions, completion_ids): pass", "group", {}, "'completion_ids'"),
     ("class f:\n    def __init__(self): self.x = 1", "sample", {}, "has no method compute_score or score"),

@@ -88,6 +88,10 @@ class Names:
         """Return the key of a client session's submissions or results."""
         return f"{self.prefix}session:{session}:{part}"
 
+    def open_reward_session(self, caller: str, session: str) -> str:
+        """Return the key of a session that a caller's client of the Open Reward Standard has; it lapses."""
+        return f"{self.prefix}session:http.{caller}:task:{session}"
+
     def stream(self, stream: Stream) -> str:
         """Return the key of a stream that carries work."""
         return self.prefix + stream

@@ -26,6 +26,7 @@ from plaudit_job.data_row import (
     read_columns,
     refused_media,
 )
+from plaudit_job.fields import is_address
 from plaudit_job.spec.rollout import ColumnsSpec, DataSpec, TrainDataSpec
 from plaudit_job.tasks import TASK_FILE, TaskError, read_tasks
 from plaudit_wire.errors import RefusedError, described
@@ -49,8 +50,6 @@ _NEEDED_COLUMNS = "Rows need data_source, prompt (messages or text) and reward_m
 _ONE_A_LINE = "Write one JSON object a line, as jq -c does"
 _WRITE_FIRST = "Write the data first, or correct the path: it is relative to the job file"
 _DOWNLOAD = "Rows are read from files of this machine: download them, then give their path"
-_ADDRESS = re.compile(r"(^|/)(https?|s3|gs|hf|az|abfs|hdfs|file):/")
-"""Of a path that was meant as an address."""
 _WRITE_AGAIN = "Write the file again"
 _SPLIT = re.compile(r"(train|training|test|testing|val|valid|validation|dev|eval)(?=[-_.]|$)", re.IGNORECASE)
 """The split in the name of a shard, as the hub names them."""
@@ -204,7 +203,7 @@ def raw_rows(path: Path, form: RowForm = VERL, further: Sequence[str] = ()) -> I
         yield from _task_rows(path)
         return
     if not os.path.isfile(path):
-        remedy = _DOWNLOAD if _ADDRESS.search(str(path)) else _WRITE_FIRST
+        remedy = _DOWNLOAD if is_address(str(path)) else _WRITE_FIRST
         raise RowError(path, "is a folder" if os.path.isdir(path) else "does not exist", remedy)
     kind = kind_of(path)
     if not kind:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -46,6 +46,7 @@ class GatewayResult(NamedTuple):
     reason: str | None = None
     values: Mapping[str, float | None] = {}
     """By the names of the scorers."""
+    drop_group: bool = False
 
 
 @dataclass(frozen=True)
@@ -327,6 +328,107 @@ def _sandbox_fusion_score(answer: Any) -> Score:
     if not isinstance(accepted, bool):
         raise MalformedAnswerError(f"'accepted' is {str(accepted)[:100]!r}, not true or false")
     return scored(float(accepted))
+
+
+# The Open Reward Standard (the package ``openreward``): ``POST /score_group`` of a session. The session has the task, a
+# data row; the request has the candidates, each a conversation of messages that consist of blocks.
+
+_TASK_COLUMNS = ("prompt", "data_source", "ground_truth", "reward_model", "extra_info")
+OPEN_REWARD_BLOCKS = ("text", "reasoning", "tool_call", "tool_result")
+"""Blocks that messages of candidates may have; an image is refused."""
+
+
+def open_reward_rows(task: Mapping[str, Any], body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each candidate; raise ``ValueError``.
+
+    The response is the visible text of the last turn of the assistant, as the standard's own judges read it, the prompt
+    the task's, or the messages before that turn. What the task has besides a row's columns is its ``extra_info``.
+    """
+    candidates = body.get("candidates")
+    if not isinstance(candidates, list):
+        raise ValueError(f"candidates: give a list of objects with messages, not {shown(candidates)}")
+    row = {name: task[name] for name in _TASK_COLUMNS if name in task}
+    row.setdefault("extra_info", {name: value for name, value in task.items() if name not in row})
+    if "reward_model" not in row:
+        row.setdefault("ground_truth", next((task[name] for name in _TRUTHS if task.get(name) is not None), None))
+    rows = []
+    for position, candidate in enumerate(candidates):
+        try:
+            chat = list(_conversation(candidate))
+        except DataError as error:
+            raise ValueError(f"candidates[{position}].messages: {error}") from error
+        last = max((i for i, message in enumerate(chat) if message["role"] == "assistant"), default=None)
+        if last is None:
+            raise ValueError(f"candidates[{position}].messages: there is no assistant's turn to score")
+        rows.append({"prompt": chat[:last], **row, "response": chat[last]["content"]})
+    return rows
+
+
+def open_reward_answer(results: Sequence[GatewayResult]) -> dict[str, Any]:
+    """Return the scores. Raise ``ValueError`` if one is missing: a reward of the standard is a number."""
+    missing = [f"candidates[{i}]: {r.outcome}: {r.reason}" for i, r in enumerate(results) if r.score is None]
+    if missing:
+        raise ValueError(f"no score: {'; '.join(missing)}"[:2000])
+    return {
+        "scores": [
+            {"reward": each.score, "metadata": {"scorers": each.values, "drop_group": each.drop_group}}
+            for each in results
+        ]
+    }
+
+
+def _conversation(candidate: Any) -> Iterator[dict[str, Any]]:
+    messages = candidate.get("messages") if isinstance(candidate, Mapping) else None
+    if not isinstance(messages, list):
+        raise DataError(f"the candidate is {shown(candidate)}; give an object with a list of messages")
+    for message in messages:
+        yield from open_reward_chat(message)
+
+
+def open_reward_chat(message: Any) -> Iterator[dict[str, Any]]:
+    """Yield a message of the standard as messages of OpenAI's form: results of tools have messages of their own.
+
+    Raise ``DataError`` for what is no message, and for an image.
+    """
+    if not isinstance(message, Mapping):
+        raise DataError(f"a message is {shown(message)}; it must be an object with role and blocks")
+    blocks = _blocks(message.get("blocks"))
+    calls = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            content = open_reward_text(block.get("blocks"))
+            yield {"role": "tool", "tool_call_id": block.get("tool_call_id"), "content": content}
+        elif block.get("type") == "tool_call":
+            function = {"name": block.get("name"), "arguments": block.get("input")}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+    thoughts = [str(block.get("text")) for block in blocks if block.get("type") == "reasoning"]
+    rest = [block for block in blocks if block.get("type") not in ("tool_result", "tool_call", "reasoning")]
+    if rest or calls or thoughts or not blocks:
+        yield {
+            "role": message.get("role"),
+            "content": open_reward_text(rest),
+            **({"tool_calls": calls} if calls else {}),
+            **({"reasoning_content": "\n".join(thoughts)} if thoughts else {}),
+        }
+
+
+def open_reward_text(blocks: Any, *, images: bool = False) -> str:
+    """Return the text of blocks; name an image by its size where it may be done without, else raise ``DataError``."""
+    texts = []
+    for block in _blocks(blocks):
+        if block.get("type") == "image" and images:
+            texts.append(f"[{block.get('mimeType')}, {len(str(block.get('data'))) * 3 // 4} bytes]")
+        elif isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        else:
+            raise DataError(f"a block is {shown(block)}; prompts, answers and results are blocks of text")
+    return "\n".join(texts)
+
+
+def _blocks(value: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(block, Mapping) for block in value):
+        raise DataError(f"blocks are {shown(value)}; they must be a list of objects")
+    return value
 
 
 SHAPES: dict[ShapeName, EndpointShape] = {

@@ -152,6 +152,8 @@ class UserFunction:
         self._found = _find(import_user_file(target.path), target)
         called = _method_of(self._found, self._where) if inspect.isclass(self._found) else self._found
         self.is_async = any(map(inspect.iscoroutinefunction, (called, getattr(called, "__call__", None))))  # noqa: B004
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            raise ConfigurationError(f"{self._where} yields: it is a generator, which no score comes from. Return it")
         self._call: Caller
         self._post_process: Callable[[list[float]], Any] | None = None
         self._one_score = True

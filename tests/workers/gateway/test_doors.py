@@ -18,9 +18,17 @@ from plaudit_wire.messages import decode
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample
 from plaudit_workers.service import gateway as gateway_module
-from plaudit_workers.service.application import BodyRoom
 from plaudit_workers.service.gateway import Strangers
-from plaudit_workers.service.requests import RefusedRequestError, read_groups, read_samples, read_shape
+from plaudit_workers.service.requests import (
+    BodyRoom,
+    RefusedRequestError,
+    RequestBody,
+    read_candidates,
+    read_groups,
+    read_samples,
+    read_shape,
+    read_task,
+)
 from plaudit_workers.stream.sessions import encoded_group
 from waiting import until
 
@@ -91,10 +99,12 @@ VALUES |= st.dictionaries(KEYS, VALUES, max_size=3)
 FIELDS = (
     "response prompt data_source ground_truth extra_info response_tokens max_tokens finish_reason id reward_model "
     "samples groups query prompts labels label metadata output input type message responses_create_params "
-    "verifier_metadata"
+    "verifier_metadata task_spec candidates task_id messages blocks"
 )
 OBJECTS = st.dictionaries(st.sampled_from(FIELDS.split()), VALUES, max_size=4)
-LISTS = st.dictionaries(st.sampled_from(["samples", "groups", "query"]), st.lists(OBJECTS, max_size=2), max_size=1)
+LISTS = st.dictionaries(
+    st.sampled_from(["samples", "groups", "query", "candidates"]), st.lists(OBJECTS, max_size=2), max_size=1
+)
 BODIES = OBJECTS | LISTS
 
 
@@ -102,6 +112,7 @@ BODIES = OBJECTS | LISTS
 def test_any_body_is_read_to_samples_that_can_be_stored_or_refused(body: Any, escaped: bool) -> None:
     text = json.dumps(body, ensure_ascii=escaped).encode(errors="surrogatepass")
     readers: list[Any] = [read_samples, read_groups]
+    readers.append(lambda content: RequestBody([read_candidates(content, read_task(content))], is_batch=False))
     readers += [lambda content, shape=shape: read_shape(content, shape)[1] for shape in GATEWAY_SHAPES.values()]
     for read in readers:
         try:

@@ -11,6 +11,8 @@ from plaudit_workers.service.build import scoring_version
 
 RIGHT = {"response": "4", "ground_truth": "4"}
 GROUP = {"name": "share", "kind": "python", "scope": "group", "python": {"path": "reward.py", "function": "share"}}
+TOKEN = "token-of-one-caller"
+OTHER = "token-of-another-caller"
 SLOW = {"name": "slow", "kind": "python", "python": {"path": "reward.py", "function": "slow"}, "isolation": "thread"}
 
 
@@ -104,6 +106,62 @@ async def test_groups_are_scored_together(start_service: Any, start_gateway: Any
             answer = await http.post("/v1/groups", json={"id": "g", "samples": [{"response": "a"}, {"response": "a"}]})
             assert [each["score"] for each in answer.json()["results"]] == [0.5, 0.5]
             assert (await http.get("/v1/scores/g")).json() == answer.json()
+
+
+async def test_candidates_of_an_open_reward_session_are_scored_together(start_service: Any, start_gateway: Any) -> None:
+    def group(*blocks: dict[str, str]) -> dict[str, Any]:
+        thought = {"type": "reasoning", "text": "hm"}
+        turns = [{"role": "assistant", "blocks": [thought, block]} for block in blocks]
+        return {"candidates": [{"messages": [turn], "metadata": {"n": 1}} for turn in turns]}
+
+    def text(content: str) -> dict[str, str]:
+        return {"type": "text", "text": content}
+
+    both = group(text("a"), text("abc"))
+    async with (
+        start_service(GROUP) as service,
+        start_gateway(service) as one,
+        start_gateway(service) as two,
+        one.http() as http,
+        two.http() as other,
+    ):
+        http.headers = {"x-api-key": TOKEN}
+        name = (await http.post("/create_session")).text.split()[3]
+        http.headers["x-session-id"] = other.headers["x-session-id"] = name
+        assert (await http.post("/score_group", json=both)).status_code == 410
+        task = {"task_spec": {"prompt": "p", "ground_truth": "a"}}
+        assert (await http.post("/create", json=task)).json() == {"sid": name}
+        assert (await http.get(f"/{service.job.metadata.name}/task_tools")).json()["supports_score_group"] is True
+
+        events = events_of(await http.post("/score_group", json=both))
+        assert [(each["reward"], each["metadata"]["scorers"]) for each in json.loads(events["chunk"])["scores"]] == [
+            (0.25, {"share": 0.25}),
+            (0.75, {"share": 0.75}),
+        ]
+        # A client resumes a broken stream by the id, at any gateway; the session is the caller's own.
+        resumed = events_of(await other.post("/score_group", json={**both, "task_id": events["task_id"]}))
+        assert resumed == events
+        stranger = {"authorization": f"Bearer {OTHER}"}
+        assert (await other.post("/ping", headers=stranger)).status_code == 410
+
+        failed = events_of(await http.post("/score_group", json=group(text(""), text(""))))
+        assert failed["error"].startswith("no score: candidates[0]: data_error: ")
+        image = await http.post("/score_group", json=group({"type": "image", "data": "aGk=", "mimeType": "image/png"}))
+        assert image.status_code == 422
+        assert "candidates[0].messages: a block is" in image.json()["error"]["message"]
+        assert (await http.post("/score_group", json={"candidates": []})).status_code == 422
+        split = await http.post("/create", json={"split": "train", "index": 0})
+        assert "task_spec: give the task's data row" in split.json()["error"]["message"]
+        large = await http.post("/create", json={"task_spec": {"prompt": "p" * (1 << 20)}})
+        assert large.status_code == 413
+        await http.post("/delete")
+        assert (await http.post("/ping")).status_code == 410
+
+
+def events_of(response: Any) -> dict[str, str]:
+    """Return the data of a stream's events by their kinds."""
+    events = [event.split("\n") for event in response.text.strip().split("\n\n")]
+    return {kind.removeprefix("event: "): data.removeprefix("data: ") for kind, data in events}
 
 
 async def test_a_thousand_callers_at_once_get_their_own(start_service: Any, start_gateway: Any) -> None:

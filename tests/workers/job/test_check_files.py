@@ -189,6 +189,18 @@ def test_a_source_that_can_be_no_hub_id_is_reported(told: Callable[..., list[str
     assert told(model__source="no/such/folder") == [
         "spec.model.source: 'no/such/folder' is neither a folder nor a hub id. Write a folder with ./ or /"
     ]
+    page = "https://huggingface.co/Qwen/Qwen3-0.6B/tree/main"
+    assert told(model__source=page) == [
+        f"spec.model.source: '{page}' is the address of a page. Write the hub id Qwen/Qwen3-0.6B"
+    ]
+
+
+def test_an_address_in_place_of_a_file_is_shown_as_it_was_written(told: Callable[..., list[str]]) -> None:
+    address = "https://example.com/reward.py"
+    assert told(reward={"scorers": [{"name": "r", "kind": "python", "python": {"path": address}}]}) == [
+        f"spec.reward.scorers[0].python.path: there is no file {address}. "
+        "Download it: a run reads files of this machine"
+    ]
 
 
 def test_a_hub_id_is_looked_up_in_the_cache_when_the_hub_is_out_of_reach(

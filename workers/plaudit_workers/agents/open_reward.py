@@ -12,13 +12,14 @@ import base64
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from plaudit_reward.endpoint.shapes import open_reward_chat, open_reward_text
 from plaudit_reward.http import MAX_RESPONSE_BYTES, ConnectionLostError, bounded_body, bounded_parts
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, ScoringError
 from plaudit_wire.messages import Prompt
@@ -174,7 +175,7 @@ class OpenRewardServer(Environment):
         reward = None if output.get("reward") is None else finite(output["reward"])
         self._rewards += [] if reward is None else [reward]
         self._done = self._done or output.get("finished") is True
-        return ToolAnswer(_text(output.get("blocks"), images=True), reward, output.get("finished") is True)
+        return ToolAnswer(open_reward_text(output.get("blocks"), images=True), reward, output.get("finished") is True)
 
     async def reset(self, prompt: Prompt) -> Messages | None:
         """Begin the session of the row's task; return the row's messages, without an empty last one, and the task's."""
@@ -202,7 +203,7 @@ class OpenRewardServer(Environment):
             messages = [{"role": "user", "blocks": await self._client.of("GET", "/prompt")}]
         if not isinstance(messages, list) or not messages:
             raise DataError(f"{self._source.url} sent the prompt {shown(messages)}; it must be a list of messages")
-        return [made for message in messages for made in _chat(object_of(message, self._source.url))]
+        return [made for message in messages for made in open_reward_chat(message)]
 
     async def finish(self, completion: Messages) -> float | None:
         """Let the terminal tool judge a last turn without a call; end the session; return the sum of all rewards."""
@@ -303,53 +304,9 @@ def _splits(listed: Any) -> list[str]:
     return found
 
 
-def _chat(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a message of the standard as messages of OpenAI's form: results of tools have messages of their own."""
-    blocks = [object_of(block, "a message of the prompt") for block in _list(message.get("blocks"))]
-    for block in blocks:
-        if block.get("type") == "tool_result":
-            content = _text(block.get("blocks"))
-            yield {"role": "tool", "tool_call_id": block.get("tool_call_id"), "content": content}
-    calls = [
-        {
-            "id": block.get("id"),
-            "type": "function",
-            "function": {"name": block.get("name"), "arguments": block.get("input")},
-        }
-        for block in blocks
-        if block.get("type") == "tool_call"
-    ]
-    rest = [block for block in blocks if block.get("type") not in ("tool_result", "tool_call", "reasoning")]
-    if rest or calls or not blocks:
-        yield {
-            "role": message.get("role"),
-            "content": _text(rest),
-            **({"tool_calls": calls} if calls else {}),
-            **_thoughts(blocks),
-        }
-
-
-def _thoughts(blocks: Sequence[dict[str, Any]]) -> dict[str, str]:
-    thoughts = [str(block.get("text")) for block in blocks if block.get("type") == "reasoning"]
-    return {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-
-
-def _text(blocks: Any, *, images: bool = False) -> str:
-    """Return the text of blocks; an image is named by its size where the policy may do without it, else refused."""
-    texts = []
-    for block in _list(blocks):
-        if isinstance(block, dict) and block.get("type") == "image" and images:
-            texts.append(f"[{block.get('mimeType')}, {len(str(block.get('data'))) * 3 // 4} bytes]")
-        elif isinstance(block, dict) and isinstance(block.get("text"), str):
-            texts.append(block["text"])
-        else:
-            raise DataError(f"the environment's server sent {shown(block)}; prompts and results are blocks of text")
-    return "\n".join(texts)
-
-
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise DataError(f"the environment's server sent {shown(value)}; it must send a list of blocks")
+        raise DataError(f"the environment's server sent {shown(value)}; it must send a list of tasks")
     return value
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from plaudit_job.checks import python_problems, returns_nothing
-from plaudit_job.fields import is_hub_id
+from plaudit_job.fields import DOWNLOAD_FILE, is_address, is_hub_id
 from plaudit_job.problem import Problem, did_you_mean, nearest
 from plaudit_job.spec.rewards import RewardModelSpec, ServedModelSpec
 from plaudit_job.spec.rljob import RLJob
@@ -29,6 +29,7 @@ from plaudit_reward.providers import provider_of
 from plaudit_wire.errors import ConfigurationError
 
 _REWARD_CLASS = re.compile(r"(ForRewardModeling|(For(Process)?)?RewardModel)$")
+_HUB_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
 _GIT_LFS = b"version https://git-lfs"
@@ -108,7 +109,11 @@ def _near_folders(name: str, beside: Iterable[Path]) -> list[str]:
 
 def _hub(field: str, source: str, beside: Sequence[str]) -> Iterator[Problem]:
     around = {folder for path in beside for folder in list(Path(path).parents)[:2]}
-    if not _HUB_ID.fullmatch(source):
+    if page := _HUB_PAGE.match(source):
+        yield Problem(field, f"{source!r} is the address of a page", f"Write the hub id {page[1]}")
+    elif is_address(source):
+        yield Problem(field, f"{source!r} is an address", "Download the model, and name its folder")
+    elif not _HUB_ID.fullmatch(source):
         yield Problem(field, f"{source!r} is neither a folder nor a hub id", "Write a folder with ./ or /")
     elif "/" not in source and not hub_cache(source).is_dir() and (near := _near_folders(source, around)):
         yield Problem(field, f"there is no folder {source}", did_you_mean([f"./{near[0]}"], _RELATIVE))
@@ -326,7 +331,7 @@ def _unreachable(server: tuple[str, str]) -> Problem | None:
 
 def _file_exists(field: str, path: str) -> Iterator[Problem]:
     if not os.path.isfile(path):
-        yield Problem(field, f"there is no file {path}", _RELATIVE)
+        yield Problem(field, f"there is no file {path}", DOWNLOAD_FILE if is_address(path) else _RELATIVE)
 
 
 def writes_no_text(architecture: str) -> bool:

@@ -7,6 +7,7 @@
 | ``GET /v1/scores/{id}`` | the result under an id, now or within ``?wait=`` seconds |
 | ``GET /v1/service`` | scorers, version, limits, health |
 | ``POST /slime``, ``/openrlhf``, ``/verify`` | the shapes of slime, OpenRLHF and NeMo Gym |
+| ``POST /score_group`` | a group, by a session of the Open Reward Standard (``OpenRewardSessions``) |
 | ``GET /openapi.json``, ``/metrics`` | |
 
 A caller that accepts ``application/x-ndjson`` gets a line for each sample or group as it is scored, in any order, and
@@ -16,16 +17,15 @@ an empty line every 15 s without one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import re
 import time
-from collections import Counter
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import msgspec
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
@@ -35,7 +35,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from plaudit_job.spec.rljob import RLJob
-from plaudit_reward.endpoint.shapes import CALLER_HEADER, GATEWAY_SHAPES, GatewayResult, GatewayShape
+from plaudit_reward.endpoint.shapes import (
+    CALLER_HEADER,
+    GATEWAY_SHAPES,
+    OPEN_REWARD_BLOCKS,
+    GatewayResult,
+    GatewayShape,
+    open_reward_answer,
+)
 from plaudit_wire import VERSION
 from plaudit_wire.messages import Service
 from plaudit_wire.redis import OUTAGE
@@ -58,7 +65,13 @@ from plaudit_workers.service.callers import (
     wait_for_all,
 )
 from plaudit_workers.service.canary import SECONDS, Canary, CanarySeries
-from plaudit_workers.service.requests import MOST_BYTES, RefusedRequestError, RequestBody, SubmittedSamples
+from plaudit_workers.service.requests import (
+    LONGEST_WAIT_S,
+    SAMPLE_ID,
+    RefusedRequestError,
+    RequestBody,
+    SubmittedSamples,
+)
 from plaudit_workers.service.tokens import SampleRate, Tokens, caller_name, token_of
 
 RECOGNISED = "recognised"
@@ -237,47 +250,11 @@ class GatewaySeries:
                     self.seconds.labels(caller).observe(sample.seconds)
 
 
-LONGEST_WAIT_S = 3600.0
-"""Seconds that a request waits for its results."""
-_BODY_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.2
 _READ_AT_ONCE_BYTES = 1 << 20
 """Larger bodies are read beside the event loop, one at a time."""
 T = TypeVar("T")
-_NDJSON = "application/x-ndjson"
-_NOT_ACCEPTED = re.compile(r"q=0(\.0*)?")
-Handler = Callable[[Request, str], Awaitable[Response | Exchange]]
-
-
-class BodyRoom:
-    """Count the bytes of the bodies that come in at the same time. What was read counts as queued instead."""
-
-    def __init__(self, most_bytes: int = 4 * MOST_BYTES, most_of_token: int = 2 * MOST_BYTES) -> None:
-        self._most, self._most_of_token = most_bytes, most_of_token
-        self._held: Counter[str] = Counter()
-
-    @contextlib.contextmanager
-    def held(self, token: str) -> Iterator[Callable[[int], None]]:
-        """Yield what counts the bytes of one body as they come, and raises ``RefusedRequestError`` for one too many.
-
-        One token's bodies leave room for the others'.
-        """
-        own = 0
-
-        def add(num_bytes: int) -> None:
-            nonlocal own
-            if self._held[token] + num_bytes > self._most_of_token or self._held.total() + num_bytes > self._most:
-                message = "too many large bodies come in at once: send fewer at a time"
-                raise RefusedRequestError(429, "busy", message, retry_after_s=1)
-            self._held[token] += num_bytes
-            own += num_bytes
-
-        try:
-            yield add
-        finally:
-            self._held[token] -= own
-            if not self._held[token]:
-                del self._held[token]
+Handler = Callable[[Request, str], Awaitable["Response | Exchange | GroupEvents"]]
 
 
 class Application:
@@ -298,8 +275,9 @@ class Application:
         self._rate = rate
         self._canary = canary
         self._series = series
+        self._open_reward = OpenRewardSessions(callers)
         self._reading = asyncio.Lock()
-        self._bodies = BodyRoom()
+        self._bodies = requests.BodyRoom()
 
     async def close(self) -> None:
         """Close the connections to the canary."""
@@ -318,6 +296,7 @@ class Application:
                     Route(path, self._endpoint(self._shaped(shape)), methods=["POST"])
                     for path, shape in GATEWAY_SHAPES.items()
                 ),
+                *self._open_reward_routes(),
                 Route("/openapi.json", _openapi, methods=["GET"]),
                 Route("/metrics", self._endpoint(self._metrics), methods=["GET"]),
             ]
@@ -336,7 +315,7 @@ class Application:
     async def _read(self, request: Request, caller: str, read: Callable[[bytes], T]) -> T:
         """Return what a request's body holds, without holding up other requests."""
         with self._bodies.held(token_of(caller)) as hold:
-            body = await _body(request, hold)
+            body = await requests.read_body(request, hold)
             if len(body) <= _READ_AT_ONCE_BYTES:
                 return read(body)
             async with self._reading:
@@ -354,8 +333,8 @@ class Application:
             session,
             body,
             field=field,
-            streams=_accepts_lines(request),
-            timeout_s=_seconds(request, "timeout", LONGEST_WAIT_S),
+            streams=requests.accepts_lines(request),
+            timeout_s=requests.query_seconds(request, "timeout", LONGEST_WAIT_S),
             answered=lambda groups, answers: self._answered(caller, groups, answers),
         )
 
@@ -371,13 +350,8 @@ class Application:
         async def handle(request: Request, caller: str) -> Response:
             body, submitted = await self._read(request, caller, partial(requests.read_shape, shape=shape))
             exchange = self._exchange(request, caller, submitted)
-            results = [
-                GatewayResult(
-                    each.score, each.outcome, each.reason, {name: of.value for name, of in each.scorers.items()}
-                )
-                for each in await exchange.answers(request.receive)
-                if isinstance(each, SampleAnswer)
-            ]
+            answers = await exchange.answers(request.receive)
+            results = [_result(each) for each in answers if isinstance(each, SampleAnswer)]
             exchange.leave(delivered=True)
             try:
                 answer = shape.answer(body, results)
@@ -387,9 +361,35 @@ class Application:
 
         return handle
 
+    def _open_reward_routes(self) -> Iterator[Route]:
+        """Yield the routes of the standard's client; those of the environment with its name, and without it."""
+        sessions, name = self._open_reward, self._description.job.metadata.name
+        yield Route("/list_environments", self._endpoint(_constant([name])))
+        for path, handler in {
+            "/create_session": _create_session,
+            "/create": self._create,
+            "/ping": sessions.keep,
+            "/delete": sessions.end,
+            "/delete_session": sessions.end,
+        }.items():
+            yield Route(path, self._endpoint(handler), methods=["POST"])
+        for prefix in ("", f"/{name}"):
+            yield Route(f"{prefix}/tools", self._endpoint(_constant(_GROUPS_ONLY)))
+            yield Route(f"{prefix}/task_tools", self._endpoint(_constant(_GROUPS_ONLY)))
+            yield Route(f"{prefix}/score_group", self._endpoint(self._score_group), methods=["POST"])
+
+    async def _create(self, request: Request, caller: str) -> Response:
+        task = await self._read(request, caller, requests.read_task)
+        return await self._open_reward.begin(request, caller, task)
+
+    async def _score_group(self, request: Request, caller: str) -> GroupEvents:
+        task = await self._open_reward.task(request, caller)
+        group = await self._read(request, caller, partial(requests.read_candidates, task=task))
+        return GroupEvents(self._exchange(request, caller, RequestBody([group], is_batch=False)), group.id)
+
     async def _stored(self, request: Request, caller: str) -> Response:
         own_id, session = request.path_params["id"], self._callers.session(caller)
-        until = time.monotonic() + _seconds(request, "wait", 0.0)
+        until = time.monotonic() + requests.query_seconds(request, "wait", 0.0)
         while True:
             is_known, result = await session.find(own_id)
             if result is not None:
@@ -413,6 +413,144 @@ class Application:
         return Response(self.metrics(), media_type="text/plain; version=0.0.4")
 
 
+def _result(answer: SampleAnswer) -> GatewayResult:
+    values = {name: of.value for name, of in answer.scorers.items()}
+    return GatewayResult(answer.score, answer.outcome, answer.reason, values, answer.drop_group)
+
+
+_SESSION_KEPT_S = 900
+"""Of the Open Reward Standard, since its last request, as its own server keeps one; clients ping every ten seconds."""
+_MOST_TASK_BYTES = 1 << 20
+_PING_S = 10.0
+_EVENT_CHARACTERS = 1 << 14
+"""Clients read a stream by lines of bounded length."""
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+_GROUPS_ONLY = {
+    "tools": [],
+    "terminal_tool": None,
+    "supports_score_group": True,
+    "message_block_types": list(OPEN_REWARD_BLOCKS),
+}
+"""An environment without tools: it scores groups."""
+
+
+class OpenRewardSessions:
+    """Keep the tasks of the Open Reward Standard's sessions, in Redis: any gateway may get the next request of one.
+
+    A session is named by the header ``X-Session-ID``; each caller sees its own.
+    """
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+        self._redis = callers.transport.commands
+
+    async def begin(self, request: Request, caller: str, task: dict[str, Any]) -> Response:
+        """Keep the task of a session, as ``/create`` gives it; a repeat replaces it."""
+        encoded = encode(task)
+        if len(encoded) > _MOST_TASK_BYTES:
+            problem = f"task_spec has {len(encoded):,} bytes: give at most {_MOST_TASK_BYTES:,}, or use POST /v1/groups"
+            raise RefusedRequestError(413, "too_large", problem)
+        if (await self._callers.memory())["is_short"]:
+            raise RefusedRequestError(429, "busy", "Redis's memory is short: repeat later", retry_after_s=1)
+        key, session = self._key(request, caller), request.headers[_SESSION_HEADER]
+        async with self._redis.pipeline(transaction=False) as both:
+            await both.hset(key, "task", encoded).expire(key, _SESSION_KEPT_S).execute()
+        return JSONResponse({"sid": session})
+
+    async def task(self, request: Request, caller: str) -> dict[str, Any]:
+        """Return the task of a request's session. Raise ``RefusedRequestError`` for one that has ended."""
+        await self.keep(request, caller)
+        encoded = await cast(Awaitable[bytes | None], self._redis.hget(self._key(request, caller), "task"))
+        if encoded is None:
+            raise _ended()
+        return cast(dict[str, Any], msgspec.json.decode(encoded))
+
+    async def keep(self, request: Request, caller: str) -> Response:
+        """Keep a session for longer."""
+        if not await self._redis.expire(self._key(request, caller), _SESSION_KEPT_S):
+            raise _ended()
+        return JSONResponse({"status": "ok"})
+
+    async def end(self, request: Request, caller: str) -> Response:
+        """Delete a session."""
+        await self._redis.unlink(self._key(request, caller))
+        return JSONResponse({"sid": request.headers[_SESSION_HEADER]})
+
+    def _key(self, request: Request, caller: str) -> str:
+        session = request.headers.get(_SESSION_HEADER, "")
+        if not SAMPLE_ID.fullmatch(session):
+            problem = f"{_SESSION_HEADER}: {session[:80]!r} names no session: POST /create_session gives a name"
+            raise RefusedRequestError(400, "invalid_session", problem)
+        return self._callers.transport.names.open_reward_session(caller, session)
+
+
+_SESSION_HEADER = "x-session-id"
+
+
+def _ended() -> RefusedRequestError:
+    # 404 would say that groups cannot be scored here.
+    return RefusedRequestError(410, "ended_session", "the session has ended, or never began: POST /create begins it")
+
+
+class GroupEvents:
+    """Answer with server-sent events: the id by which a request is resumed, then the scores. An ASGI response."""
+
+    status_code = 200
+
+    def __init__(self, exchange: Exchange, own_id: str) -> None:
+        self._exchange = exchange
+        self._id = own_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request; leave the wait for its results in any case."""
+        answers = asyncio.ensure_future(self._exchange.answers(receive))
+        delivered = False
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+            await _send_event(send, "task_id", self._id)
+            while not (await asyncio.wait([answers], timeout=_PING_S))[0]:
+                await _send(send, ": ping\n\n")
+            try:
+                (group,) = answers.result()
+                assert isinstance(group, GroupAnswer)
+                content = encode(open_reward_answer([_result(each) for each in group.results])).decode()
+            except (RefusedRequestError, ValueError) as error:
+                await _send_event(send, "error", str(error))
+            else:
+                for start in range(0, len(content), _EVENT_CHARACTERS):
+                    await _send_event(send, "chunk", content[start : start + _EVENT_CHARACTERS])
+                await _send_event(send, "end", "")
+            await send({"type": "http.response.body", "body": b""})
+            delivered = True
+        finally:
+            answers.cancel()
+            self._exchange.leave(delivered=delivered)
+
+
+async def _send_event(send: Send, name: str, data: str) -> None:
+    await _send(send, f"event: {name}\n" + "".join(f"data: {line}\n" for line in data.split("\n")) + "\n")
+
+
+async def _send(send: Send, text: str) -> None:
+    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+
+async def _create_session(request: Request, caller: str) -> Response:
+    content = f"event: task_id\ndata: {uuid.uuid4().hex}\n\nevent: end\ndata:\n\n"
+    return Response(content, headers={name.decode(): value.decode() for name, value in _EVENT_HEADERS})
+
+
+def _constant(content: Any) -> Handler:
+    async def handle(request: Request, caller: str) -> Response:
+        return JSONResponse(content)
+
+    return handle
+
+
 class _Endpoint:
     """Serve one route: authenticate, handle, answer; every error is an answer."""
 
@@ -425,7 +563,7 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         request = Request(scope, receive)
-        caller = self._tokens.caller(request.headers.get("authorization", ""))
+        caller = self._tokens.caller(request.headers.get("authorization") or _key_as_bearer(request))
         refused: RefusedRequestError | None = None
         try:
             if caller is None:
@@ -449,49 +587,10 @@ class _Endpoint:
         self._series.requests.labels(token_of(caller or ""), path, status).inc()
 
 
+def _key_as_bearer(request: Request) -> str:
+    """Return the token that clients of the Open Reward Standard send."""
+    return f"Bearer {request.headers.get('x-api-key', '')}"
+
+
 async def _openapi(request: Request) -> Response:
     return JSONResponse(openapi.document())
-
-
-async def _body(request: Request, hold: Callable[[int], None]) -> bytes:
-    """Return the body, whose bytes ``hold`` counts. Raise ``RefusedRequestError``: compressed, large, slow."""
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise RefusedRequestError(415, "compressed", "content-encoding: send the body uncompressed")
-    too_large = RefusedRequestError(413, "too_large", f"the body has more than {MOST_BYTES >> 20} MiB: split it")
-    if int(request.headers.get("content-length") or 0) > MOST_BYTES:
-        raise too_large
-    parts, size = [], 0
-    try:
-        async with asyncio.timeout(_BODY_WITHIN_S):
-            async for part in request.stream():
-                hold(len(part))
-                parts.append(part)
-                size += len(part)
-                if size > MOST_BYTES:
-                    raise too_large
-    except TimeoutError as error:
-        raise RefusedRequestError(408, "slow_body", f"the body took more than {_BODY_WITHIN_S:.0f} s") from error
-    return b"".join(parts)
-
-
-def _accepts_lines(request: Request) -> bool:
-    """Return whether ``Accept`` names ``application/x-ndjson``, and not with the weight 0, which forbids it."""
-    for accepted in ",".join(request.headers.getlist("accept")).split(","):
-        kind, *parameters = (part.strip().lower() for part in accepted.split(";"))
-        if kind == _NDJSON:
-            return not any(_NOT_ACCEPTED.fullmatch(parameter) for parameter in parameters)
-    return False
-
-
-def _seconds(request: Request, name: str, default: float) -> float:
-    written = request.query_params.get(name)
-    if written is None:
-        return default
-    try:
-        seconds = float(written)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= LONGEST_WAIT_S:
-        problem = f"{name}={written!r}: give seconds from 0 to {LONGEST_WAIT_S:.0f}"
-        raise RefusedRequestError(422, "invalid_query", problem)
-    return seconds

@@ -27,7 +27,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_workers.job_start import service_of
 from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Supervised
 from plaudit_workers.service.application import (
-    LONGEST_WAIT_S,
     RECOGNISED,
     Application,
     GatewaySeries,
@@ -35,7 +34,7 @@ from plaudit_workers.service.application import (
 )
 from plaudit_workers.service.callers import Callers
 from plaudit_workers.service.canary import Canary, CanarySeries
-from plaudit_workers.service.requests import MOST_BYTES, MOST_PARTS, MOST_SAMPLES
+from plaudit_workers.service.requests import LONGEST_WAIT_S, MOST_BYTES, MOST_PARTS, MOST_SAMPLES
 from plaudit_workers.service.tokens import SampleRate, Tokens
 from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.transport import Transport

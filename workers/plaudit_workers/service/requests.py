@@ -1,16 +1,20 @@
-"""Read the bodies of requests into groups of samples; every error names the field and its position. Pure."""
+"""Read requests into groups of samples; every error names the field and its position."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
-from plaudit_reward.endpoint.shapes import GatewayShape
+from plaudit_reward.endpoint.shapes import GatewayShape, open_reward_rows
 from plaudit_wire.plain import mended_json, not_utf8, plain, plain_json
 from plaudit_wire.printable import shown
 from plaudit_workers.service.lines import SampleInput, sample_input
@@ -61,6 +65,7 @@ MOST_BYTES = 64 << 20
 MOST_PARTS = 1 << 18
 """Values in a request's body, counted by its commas and brackets: each costs far more than its bytes."""
 SAMPLE_ID = re.compile(r"[^\s:]\S{0,199}")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -131,16 +136,50 @@ def read_groups(body: bytes) -> RequestBody:
 
 def read_shape(body: bytes, shape: GatewayShape) -> tuple[dict[str, Any], RequestBody]:
     """Read the body of a trainer's shape; return it as plain data, and its samples, which have no ids."""
+    content, samples = _read_rows(body, shape.rows)
+    return content, RequestBody([_submitted("", [sample]) for sample in samples], is_batch=True)
+
+
+def read_candidates(body: bytes, task: Mapping[str, Any]) -> SubmittedSamples:
+    """Read the body of the Open Reward Standard's ``/score_group``: candidates for a task, which are one group.
+
+    Its ``task_id``, by which the client resumes what a connection has broken off, is the group's id.
+    """
+    content, samples = _read_rows(body, lambda content: open_reward_rows(task, content))
+    try:
+        own_id = _checked_id(str(content.get("task_id") or uuid.uuid4().hex))
+        return _submitted(own_id, _checked_group(samples, "candidates"), is_group=True)
+    except ValueError as error:
+        raise RefusedRequestError(422, "invalid_sample", str(error)) from error
+
+
+def read_task(body: bytes) -> dict[str, Any]:
+    """Read the body of the Open Reward Standard's ``/create``; return its ``task_spec``."""
+    body = _checked(body)
+    _decoded(_object_decoder, body)
+    try:
+        content: dict[str, Any] = plain_json(body)
+    except ValueError as error:
+        raise RefusedRequestError(422, "invalid_body", str(error)) from error
+    task = content.get("task_spec")
+    if not isinstance(task, dict):
+        problem = "task_spec: give the task's data row, an object; a reward service has no tasks of its own"
+        raise RefusedRequestError(422, "invalid_body", problem)
+    return task
+
+
+def _read_rows(
+    body: bytes, rows: Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+) -> tuple[dict[str, Any], list[SampleInput]]:
     body = _checked(body)
     _decoded(_object_decoder, body)
     try:
         content: dict[str, Any] = plain_json(body, most_units=MOST_BYTES + 16 * MOST_PARTS)
-        rows = shape.rows(content)
-        _check_number(len(rows))
-        samples = [sample_input(row, SampleInput) for row in rows]
+        found = rows(content)
+        _check_number(len(found))
+        return content, [sample_input(row, SampleInput) for row in found]
     except ValueError as error:
         raise RefusedRequestError(422, "invalid_sample", str(error)) from error
-    return content, RequestBody([_submitted("", [sample]) for sample in samples], is_batch=True)
 
 
 def _submitted(own_id: str, samples: Sequence[SampleInput], *, is_group: bool = False) -> SubmittedSamples:
@@ -148,9 +187,14 @@ def _submitted(own_id: str, samples: Sequence[SampleInput], *, is_group: bool = 
 
 
 def _submitted_group(group: _Group) -> SubmittedSamples:
-    if not 1 <= len(group.samples) <= LARGEST_GROUP:
-        raise ValueError(f"samples: the group has {len(group.samples)}; submit 1 to {LARGEST_GROUP}")
-    return _submitted(_checked_id(group.id), _read_all(group.samples, named=True), is_group=True)
+    samples = _read_all(_checked_group(group.samples, "samples"), named=True)
+    return _submitted(_checked_id(group.id), samples, is_group=True)
+
+
+def _checked_group(samples: Sequence[T], field: str) -> Sequence[T]:
+    if not 1 <= len(samples) <= LARGEST_GROUP:
+        raise ValueError(f"{field}: the group has {len(samples)}; submit 1 to {LARGEST_GROUP}")
+    return samples
 
 
 def _read_all(samples: Sequence[msgspec.Raw], *, named: bool) -> list[SampleInput]:
@@ -243,3 +287,86 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         raise RefusedRequestError(400, "invalid_json", str(not_utf8(error, "the body"))) from error
     except RecursionError as error:
         raise RefusedRequestError(400, "invalid_json", "the body is nested too deeply: give flatter data") from error
+
+
+LONGEST_WAIT_S = 3600.0
+"""Seconds that a request waits for its results."""
+_BODY_WITHIN_S = 60.0
+_NDJSON = "application/x-ndjson"
+_NOT_ACCEPTED = re.compile(r"q=0(\.0*)?")
+
+
+class BodyRoom:
+    """Count the bytes of the bodies that come in at the same time. What was read counts as queued instead."""
+
+    def __init__(self, most_bytes: int = 4 * MOST_BYTES, most_of_token: int = 2 * MOST_BYTES) -> None:
+        self._most, self._most_of_token = most_bytes, most_of_token
+        self._held: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def held(self, token: str) -> Iterator[Callable[[int], None]]:
+        """Yield what counts the bytes of one body as they come, and raises ``RefusedRequestError`` for one too many.
+
+        One token's bodies leave room for the others'.
+        """
+        own = 0
+
+        def add(num_bytes: int) -> None:
+            nonlocal own
+            if self._held[token] + num_bytes > self._most_of_token or self._held.total() + num_bytes > self._most:
+                message = "too many large bodies come in at once: send fewer at a time"
+                raise RefusedRequestError(429, "busy", message, retry_after_s=1)
+            self._held[token] += num_bytes
+            own += num_bytes
+
+        try:
+            yield add
+        finally:
+            self._held[token] -= own
+            if not self._held[token]:
+                del self._held[token]
+
+
+async def read_body(request: Request, hold: Callable[[int], None]) -> bytes:
+    """Return the body, whose bytes ``hold`` counts. Raise ``RefusedRequestError``: compressed, large, slow."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RefusedRequestError(415, "compressed", "content-encoding: send the body uncompressed")
+    too_large = RefusedRequestError(413, "too_large", f"the body has more than {MOST_BYTES >> 20} MiB: split it")
+    if int(request.headers.get("content-length") or 0) > MOST_BYTES:
+        raise too_large
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(_BODY_WITHIN_S):
+            async for part in request.stream():
+                hold(len(part))
+                parts.append(part)
+                size += len(part)
+                if size > MOST_BYTES:
+                    raise too_large
+    except TimeoutError as error:
+        raise RefusedRequestError(408, "slow_body", f"the body took more than {_BODY_WITHIN_S:.0f} s") from error
+    return b"".join(parts)
+
+
+def accepts_lines(request: Request) -> bool:
+    """Return whether ``Accept`` names ``application/x-ndjson``, and not with the weight 0, which forbids it."""
+    for accepted in ",".join(request.headers.getlist("accept")).split(","):
+        kind, *parameters = (part.strip().lower() for part in accepted.split(";"))
+        if kind == _NDJSON:
+            return not any(_NOT_ACCEPTED.fullmatch(parameter) for parameter in parameters)
+    return False
+
+
+def query_seconds(request: Request, name: str, default: float) -> float:
+    """Return the seconds that a query parameter gives; raise ``RefusedRequestError`` for what is none."""
+    written = request.query_params.get(name)
+    if written is None:
+        return default
+    try:
+        seconds = float(written)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST_WAIT_S:
+        problem = f"{name}={written!r}: give seconds from 0 to {LONGEST_WAIT_S:.0f}"
+        raise RefusedRequestError(422, "invalid_query", problem)
+    return seconds
