@@ -147,7 +147,8 @@ def test_machines_that_were_kept_give_the_same_rewards_again(job: TerminalJob, m
     assert len(found) > len(scored) / 2  # a suspension takes machines that were not kept yet
     for row in {row["score"]: row for row in found}.values():
         again = job.tested_again(row)
-        assert (again.outcome, again.value) == ("scored", pytest.approx(row["score"])), row["prompt"]
+        assert again.outcome == "scored", again
+        assert again.value == pytest.approx(row["score"]), row["prompt"]
 
 
 def test_nothing_is_left_of_machines(job: TerminalJob) -> None:
