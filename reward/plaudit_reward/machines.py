@@ -136,6 +136,13 @@ class KeptMachines(RunMachines):
         folder = sample.extra_info.get("task")
         return _read_again(folder) if isinstance(folder, str) else None
 
+    def find(self, name: str, group: str, index: int, task: Task | None) -> TaskMachine:
+        """Return what was kept of a machine. Raises ``DataError`` where its verdict alone was."""
+        try:
+            return super().find(name, group, index, task)
+        except InfrastructureError as error:
+            raise DataError("the sample's machine could not be kept: the log of the run's broker says why") from error
+
     def name_of(self, sample: Sample) -> str:
         """Return the name of a sample's machine: of several, one that was tested. Raises ``DataError`` without one."""
         found = sorted(self.folder.glob(f"{sample.group}/{sample.index}-*"))

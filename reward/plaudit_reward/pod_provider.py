@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from plaudit_job.tasks import Task
 from plaudit_reward.providers import ROOT, WORKDIR, MachineChoice, TaskMachine, outside_problem
 from plaudit_sandbox import machine as folders
+from plaudit_sandbox.archives import FilesTooLargeError
 from plaudit_sandbox.machine import MachineLimits
 from plaudit_sandbox.pod_cluster import ClaimCluster, PodCluster
 from plaudit_sandbox.pod_manifests import (
@@ -30,7 +32,7 @@ from plaudit_sandbox.pod_manifests import (
     template_problem,
     workdir_problem,
 )
-from plaudit_sandbox.pods import PodMachine, new_name
+from plaudit_sandbox.pods import KeptPod, PodMachine, new_name
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
 
 NAMESPACE_VARIABLE: Final = "PLAUDIT_SANDBOXES_NAMESPACE"
@@ -42,6 +44,9 @@ _PROCESSES = 512
 """Fewer than a node allows a pod (``podPidsLimit``, 1,024 on some): the keeper needs a few."""
 _POD: Final = "pod.json"
 """In a machine's folder: which pod it is. Written before the pod is made, so that it can be found."""
+_KEPT: Final = "kept.json"
+_ARCHIVE: Final = "machine.tar"
+"""In the folder of a machine that was kept: what its pod was, and its files. The first is written last."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +153,33 @@ class PodProvider:
     def find(self, folder: Path, task: Task | None) -> TaskMachine:
         """Read which pod it is, which must be one of this run: users' code can write to the folder.
 
-        Raises ``InfrastructureError``.
+        It may be one that was kept. Raises ``InfrastructureError``.
         """
-        return self._made(self._found(folder, task), task)
+        is_kept = (folder / _KEPT).exists()
+        return self._made(self._kept(folder, task) if is_kept else self._found(folder, task), task)
+
+    def keep(self, folder: Path, made: TaskMachine, to: Path) -> None:
+        """Archive the files that the agent has left; only that they are too many, where the machine's disk is full."""
+        machine = cast(PodMachine, made.machine)
+        part, is_full = folder / f"{_ARCHIVE}.{secrets.token_hex(4)}", False  # this folder goes with the pod
+        try:
+            try:
+                machine.keep(part)
+                part.rename(to / _ARCHIVE)
+            except FilesTooLargeError:
+                is_full = True
+            settings, path = machine.settings, machine.reported_by_image()[1]
+            about = {"image": settings.image, "workdir": settings.workdir, "path": path, "is_full": is_full}
+            part.write_text(json.dumps(about))
+            part.rename(to / _KEPT)
+        except OSError as error:
+            raise InfrastructureError(f"{machine.name} cannot be kept: {error.strerror or error}") from error
+
+    def _kept(self, folder: Path, task: Task | None) -> KeptPod:
+        written, needs = self._read(folder, _KEPT), self._needs(task)
+        settings = self._settings(needs, written["image"], written["workdir"])
+        archive = None if written["is_full"] else folder / _ARCHIVE
+        return KeptPod(self.cluster, settings, needs.limits, archive, written["path"])
 
     def _found(self, folder: Path, task: Task | None) -> PodMachine:
         written = self._read(folder)
@@ -247,9 +276,9 @@ class PodProvider:
                 self.cluster.remove({LABEL: machine.name, **self._labels()})
             raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
 
-    def _read(self, folder: Path) -> dict[str, str]:
+    def _read(self, folder: Path, name: str = _POD) -> dict[str, Any]:
         try:
-            written: dict[str, str] = json.loads((folder / _POD).read_text())
+            written: dict[str, Any] = json.loads((folder / name).read_text())
         except (OSError, ValueError) as error:
             raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
         return written

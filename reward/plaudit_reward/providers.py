@@ -170,6 +170,12 @@ class WarmProvider(Provider, Protocol):
     def fill(self, folder: Path, task: Task | None) -> TaskMachine:
         """Copy a task's files into a machine that was started for a task of the same shape. Raises as ``make`` does."""
 
+    def keep(self, folder: Path, made: TaskMachine, to: Path) -> None:
+        """Put what tests need to run again into another folder, in which ``find`` finds it: whole or not at all.
+
+        The machine runs no command after this. Raises ``InfrastructureError`` if it cannot be kept.
+        """
+
     def reap(self, machines: Iterable[Path]) -> None:
         """Remove what a killed process of the run made for none of these folders. Raises ``InfrastructureError``."""
 
@@ -210,6 +216,13 @@ class ProcessProvider:
     def start(self, folder: Path, task: Task | None) -> None:
         """Make the folder's parts."""
         self._of(folder, task)
+
+    def keep(self, folder: Path, made: TaskMachine, to: Path) -> None:
+        """Move its files."""
+        try:
+            (folder / "files").rename(to / "files")
+        except OSError as error:
+            raise InfrastructureError(f"{folder} cannot be kept: {error.strerror or error}") from error
 
     def reap(self, machines: Iterable[Path]) -> None:
         """Do nothing: a machine is its folder."""

@@ -99,6 +99,8 @@ class ReleaseRequest(msgspec.Struct, frozen=True):
     machines: list[str] = []
     all: bool = False
     """Remove all of the run, such as after its last step."""
+    keep: bool = False
+    """Keep before what ``sandboxes.keep`` says."""
 
 
 class BrokerRefusal(msgspec.Struct, frozen=True):
@@ -158,6 +160,12 @@ class ServedProvider:
             request = ReleaseRequest([_name(folder) for folder in places])
             asyncio.run(self._alone("/v1/release", request, Nothing, _LEAVE_WITHIN_S))
         folders.remove(*places)
+
+    def keep(self, *places: Path) -> None:
+        """Have machines removed, after their files were put into their folders here for tests that run again."""
+        if places:
+            request = ReleaseRequest([_name(folder) for folder in places], keep=True)
+            asyncio.run(self._alone("/v1/release", request, Nothing, _LEAVE_WITHIN_S))
 
     def end(self) -> None:
         """Have all machines of the run removed."""

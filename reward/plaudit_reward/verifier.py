@@ -12,6 +12,7 @@ import math
 import os
 import secrets
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -24,6 +25,7 @@ from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Outcome, Sample
 
+Keep = Literal["none", "failed", "all"]
 _MOST_OUTPUT_CHARACTERS = 2000
 _decoder = msgspec.json.Decoder(Score)
 
@@ -93,10 +95,11 @@ class VerifierScorer:
         await self._machines.close()
 
 
-def has_reward(machine: Path) -> bool:
-    """Return True if the tests of a machine ran, and each verifier gave a reward."""
+def is_kept(keep: Keep, machine: Path) -> bool:
+    """Return True if a job keeps the machine of a folder with these verdicts: ``sandboxes.keep``."""
     verdicts = [_read(path) for path in machine.glob(VERDICTS)]
-    return bool(verdicts) and all(verdict is not None and verdict.outcome == "scored" for verdict in verdicts)
+    has_reward = bool(verdicts) and all(verdict is not None and verdict.outcome == "scored" for verdict in verdicts)
+    return keep == "all" or (keep == "failed" and not has_reward)
 
 
 def _score(verdict: Verdict) -> Score:

@@ -154,14 +154,16 @@ def tests_pod(
     ``is_separate`` the image's own files are there first.
     """
     metadata = agent["metadata"]
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
+    owners = [{**settings.owner}] if settings.owner else []
+    if "uid" in metadata:  # it may be gone
+        owners = [{"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}]
     files = [each for each in _writable(settings) if each["mountPath"] != "/logs"]
     return _pod(
         name,
         settings,
         limits,
         labels={LABEL: metadata["name"], ROLE_LABEL: "tests"},
-        owners=[owner],
+        owners=owners,
         fill=(
             f"{_fill(settings)}\n: > {_CONTROL}/filled\n{_UNTIL_LOADED}" if is_separate else _UNTIL_LOADED,
             [_mount("files", FILES), _mount("given", GIVEN), _mount("logs", LOGS)],

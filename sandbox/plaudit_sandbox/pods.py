@@ -24,6 +24,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import errno
+import os
 import secrets
 import shlex
 import threading
@@ -222,6 +223,91 @@ class PodMachine:
         """End every process of the agent for good; return False if the first one refuses to end."""
         return _end(self._cluster, self.name)
 
+    @contextlib.contextmanager
+    def files(self, places: Sequence[str]) -> Iterator[IO[bytes]]:
+        """Yield an archive of some of the folders that the agent may write to, as the keeper reads them.
+
+        Raises ``FilesTooLargeError`` if the keeper has no memory for so many files, else ``InfrastructureError``.
+        """
+        # What the agent's user cannot read stays behind: the exit code of tar is then 1 or 2.
+        reader = self._cluster.execute(
+            self.name, KEEPER, f"exec tar -c -f - -C {FILES} -- {shlex.join(places)} 2>/dev/null"
+        )
+        try:
+            yield cast(IO[bytes], ProcessOutput(reader, time.monotonic() + _STEP_S))
+        except InfrastructureError as error:
+            _raise_if_short_of_memory(self._cluster, self.name, KEEPER, reader.exit_code, error)
+            raise
+        finally:
+            reader.close()
+
+    def keep(self, archive: Path) -> None:
+        """End every process of the agent, and write all of its files to a new file of this host, for ``KeptPod``.
+
+        Raises ``FilesTooLargeError`` if they are more than the machine may hold, ``InfrastructureError`` if they cannot
+        be read or written.
+        """
+        if self.disk_bytes() > self.limits.disk_bytes:
+            raise FilesTooLargeError(f"the machine holds more than its {self.limits.disk_bytes >> 20} MiB")
+        if not self.end():
+            raise InfrastructureError(f"the files of {self.name} may still change: {_NOT_ENDING}")
+        places = self.settings.places()
+        try:
+            with archive.open("xb") as target, self.files(places) as source:
+                copy_files(source, target, places, self.limits.disk_bytes)
+                target.flush()
+                os.fsync(target.fileno())
+        except OSError as error:
+            raise InfrastructureError(f"the files of {self.name} cannot be kept: {error.strerror or error}") from error
+
+
+class KeptPod(PodMachine):
+    """The files of a machine whose pod is gone, of which nothing but tests can run.
+
+    Args:
+        archive: What ``PodMachine.keep`` wrote; None: the agent left more than its machine may hold.
+        path_variable: The image's ``PATH``.
+    """
+
+    def __init__(
+        self,
+        cluster: PodCluster,
+        settings: PodSettings,
+        limits: MachineLimits,
+        archive: Path | None,
+        path_variable: str,
+    ) -> None:
+        super().__init__(cluster, new_name(), settings, limits)
+        self._archive = archive
+        self._path_variable = path_variable
+
+    def reported_by_image(self) -> tuple[str, str]:
+        """Return what the pod reported."""
+        return self.settings.workdir, self._path_variable
+
+    def found(self) -> dict[str, Any]:
+        """Return what the pods of its tests must know."""
+        return {"metadata": {"name": self.name}}
+
+    def end(self) -> bool:
+        """Return True: nothing of the agent runs."""
+        return True
+
+    def disk_bytes(self) -> int:
+        """Return more than the limit for files that cannot be tested."""
+        return self.limits.disk_bytes + 1 if self._archive is None else 0
+
+    @contextlib.contextmanager
+    def files(self, places: Sequence[str]) -> Iterator[IO[bytes]]:
+        """Yield the archive, which may hold more than these places. Raises ``InfrastructureError``."""
+        assert self._archive is not None  # its disk was full, and no test runs
+        try:
+            source = self._archive.open("rb")
+        except OSError as error:
+            raise InfrastructureError(f"{self._archive} cannot be read: {error.strerror or error}") from error
+        with source:
+            yield source
+
 
 class PodCopy:
     """A new pod, with the files of an agent's."""
@@ -265,7 +351,7 @@ class PodCopy:
             if self._separate is None:
                 places = [place for place in self._settings.places() if place != "logs"]
                 self._copy_files(places, FILES)
-                programs = program_folders(reported_by_image(agent)[1], self._settings)
+                programs = program_folders(self._agent.reported_by_image()[1], self._settings)
                 placed = renewal(programs, self._settings)
             else:
                 _answer(self._cluster, self._name, FILL, UNTIL_FILLED)
@@ -300,13 +386,15 @@ class PodCopy:
 
     def may_block(self) -> bool:
         """Look for links that the agent has left and the image has not; pipes and devices are never copied."""
+        # The keepers of both pods see the image itself; of a machine that was kept, only that of the tests is there.
+        keeper = self._name if isinstance(self._agent, KeptPod) else self._agent.name
         texts = [f"/{path}{target}" for path, target in self._waiting]
         if not all(text.isprintable() and len(text) < _LONGEST_OF_IMAGES for text in texts):
             return True
         for first in range(0, len(self._waiting), _LINKS_A_CALL):
             some = self._waiting[first : first + _LINKS_A_CALL]
             same = (f'[ "$(readlink {shlex.quote(f"/{path}")})" = {shlex.quote(target)} ]' for path, target in some)
-            if _answer(self._cluster, self._agent.name, KEEPER, f"{' && '.join(same)} || echo differs"):
+            if _answer(self._cluster, keeper, KEEPER, f"{' && '.join(same)} || echo differs"):
                 return True
         return False
 
@@ -319,37 +407,19 @@ class PodCopy:
         self._cluster.remove({LABEL: self._agent.name, ROLE_LABEL: "tests"})
 
     def _copy_files(self, places: Sequence[str], to: str) -> None:
-        """Copy the agent's files from its keeper into a folder of the new pod."""
-        until_s = time.monotonic() + _STEP_S
-        # What the agent's user cannot read stays behind: the exit code of tar is then 1 or 2.
-        reader = self._cluster.execute(
-            self._agent.name, KEEPER, f"exec tar -c -f - -C {FILES} -- {shlex.join(places)} 2>/dev/null"
-        )
-        target = None
+        """Copy the agent's files into a folder of the new pod."""
+        target, are_artifacts = None, self._separate is not None
         try:
-            with _extracted(_receiver(self._cluster, self._name, FILL, to)) as target:
-                source = cast(IO[bytes], ProcessOutput(reader, until_s))
-                are_artifacts = self._separate is not None
+            with (
+                self._agent.files(places) as source,
+                _extracted(_receiver(self._cluster, self._name, FILL, to)) as target,
+            ):
                 room_bytes = self._limits.disk_bytes
                 copy_files(source, target, places, room_bytes, are_artifacts=are_artifacts, waiting=self._waiting)
         except InfrastructureError as error:
-            codes = (reader.exit_code, target.exit_code if target else None)
-            if _KILLED in codes or self._is_short_of_memory():
-                raise FilesTooLargeError("the machine holds more files than its memory can list") from error
+            code = target.exit_code if target else None
+            _raise_if_short_of_memory(self._cluster, self._name, FILL, code, error)
             raise
-        finally:
-            reader.close()
-
-    def _is_short_of_memory(self) -> bool:
-        """Tell whether the agent left so many files that the programs that copy them ran out of memory."""
-        until_s = time.monotonic() + _REPORTED_S
-        while time.monotonic() < until_s:
-            if ran_out_of_memory(self._cluster.read(self._name), FILL):
-                return True
-            if ran_out_of_memory(self._cluster.read(self._agent.name), KEEPER):
-                return True
-            time.sleep(_POLL_S)
-        return False
 
     def _read_logs(self) -> RewardArchive:
         reader = self._cluster.execute(self._name, KEEPER, f"exec tar -c -f - -C {LOGS} verifier 2>/dev/null")
@@ -534,6 +604,18 @@ def _end(cluster: PodCluster, name: str) -> bool:
 def _raise_if_lost(name: str, pod: Mapping[str, Any]) -> None:
     if (ending := ending_of(pod)) not in ("", "exited", "memory", "disk"):
         raise InfrastructureError(f"the pod {name} was lost: {ending}")
+
+
+def _raise_if_short_of_memory(
+    cluster: PodCluster, name: str, container: str, exit_code: int | None, error: Exception
+) -> None:
+    """Raise ``FilesTooLargeError`` if the agent left so many files that a program that copies them had no memory."""
+    until_s = time.monotonic() + _REPORTED_S
+    while exit_code != _KILLED and not ran_out_of_memory(cluster.read(name), container):
+        if time.monotonic() > until_s:
+            return
+        time.sleep(_POLL_S)
+    raise FilesTooLargeError("the machine holds more files than its memory can list") from error
 
 
 def _put(cluster: PodCluster, name: str, container: str, folder: Path, place: str) -> None:

@@ -23,6 +23,7 @@ from real_cluster import Cluster
 
 from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, POD_ATTACKS, SEPARATE_TEST, TAKEN_OVER, TEST
 from plaudit_job.tasks import read_task
+from plaudit_reward.machines import KEPT
 from plaudit_reward.pod_provider import NAMESPACE_VARIABLE, RUN_LABEL, PodProvider
 from plaudit_reward.providers import MachineChoice
 from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests
@@ -257,6 +258,47 @@ def test_a_lost_pod_and_an_image_that_is_nowhere_are_errors_in_kubernetes_s_word
     assert pods.find({}) == []
 
 
+def test_what_was_kept_is_tested_again_when_its_pod_is_gone(pods: PodCluster, tmp_path: Path) -> None:
+    provider = PodProvider(MachineChoice(IMAGE, memory_bytes=128 << 20, disk_bytes=32 << 20, run="of kept"))
+    own_tests = 'artifacts = ["/repo/answer"]\n[verifier.environment]\ncpus = 0.1\nmemory_mb = 128\n'
+    tasks = {"shared": write_task(tmp_path / "shared"), "separate": write_task(tmp_path / "separate", own_tests)}
+    scripts = {
+        "right": "cp given answer; cp /bin/false /opt/tools/bin/cat; echo 1 > /logs/verifier/reward.txt",
+        "wrong": "echo 1 > /logs/verifier/reward.txt",
+        "full": "head -c 40000000 /dev/zero > large",
+        "lost": "cp given answer",
+    }
+
+    async def lived(kind: str, name: str) -> list[float | None]:
+        task, folder, to = tasks[kind], tmp_path / f"{kind}-{name}", tmp_path / KEPT / "g" / f"{kind}-{name}"
+        folder.mkdir()
+        to.mkdir(parents=True)
+        made = await asyncio.to_thread(provider.make, folder, task)
+        try:
+            await made.machine.run(["sh", "-c", scripts[name]], timeout_s=60.0, directory=made.directory)
+            before = await made.verify(task, timeout_s=300.0, environment={})
+            if name == "lost":
+                await asyncio.to_thread(made.machine.remove)
+            await asyncio.to_thread(provider.keep, folder, made, to)
+        except InfrastructureError:
+            assert not [*to.iterdir()]
+            return []
+        finally:
+            await asyncio.to_thread(provider.remove, folder)
+        kept = [await asyncio.to_thread(provider.find, to, task) for _ in range(2)]
+        again = [await each.verify(task, timeout_s=300.0, environment={}) for each in kept]
+        return [verdict.reward for verdict in (before, *again)]
+
+    async def all_lived() -> dict[tuple[str, str], list[float | None]]:
+        names = [*(("shared", name) for name in scripts), ("separate", "right")]
+        return dict(zip(names, await asyncio.gather(*(lived(*name) for name in names)), strict=True))
+
+    found = asyncio.run(all_lived())
+    assert found.pop(("shared", "lost")) == []
+    assert found == {name: [float(name[1] == "right")] * 3 for name in found}
+    assert pods.find({}) == []
+
+
 def test_many_machines_at_once_on_two_nodes(pods: PodCluster, tmp_path: Path) -> None:
     provider = PodProvider(MachineChoice(IMAGE, memory_bytes=128 << 20, disk_bytes=128 << 20, run="of many"))
     task = write_task(tmp_path / "task")
@@ -358,10 +400,10 @@ def test_a_cluster_that_does_not_allow_machines_is_a_configuration_error(cluster
         PodCluster("nowhere").require(["none"])
 
 
-def write_task(folder: Path) -> Any:
+def write_task(folder: Path, config: str = "") -> Any:
     files = {
         "instruction.md": "Write 42.",
-        "task.toml": "[environment]\ncpus = 0.1\nmemory_mb = 128",
+        "task.toml": f"{config}[environment]\ncpus = 0.1\nmemory_mb = 128",
         "environment/given": "42",
         "tests/test.sh": TEST.replace("/app/answer", "answer"),
         "solution/solve.sh": "cp given answer",

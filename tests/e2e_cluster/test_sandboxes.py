@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import machine_image
@@ -19,7 +21,13 @@ from pod_processes import main_process
 from real_cluster import ROOT, Cluster
 from ruamel.yaml import YAML
 
+from plaudit_reward.machines import KEPT, KeptMachines
+from plaudit_reward.pod_provider import PodProvider
+from plaudit_reward.providers import MachineChoice
+from plaudit_reward.scorer import Attempt, Score
+from plaudit_reward.verifier import VerifierScorer
 from plaudit_sandbox.pod_manifests import LABEL
+from plaudit_wire.records import Sample
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -53,6 +61,7 @@ class TerminalJob(PacedJob):
         }
         del spec["rollout"]["agent"]["maxTurnTokens"]  # the script ends its turns by a token of its own
         spec["sandboxes"] = {"provider": "pods", "image": machine_image.IMAGE, "maxConcurrent": 12, "warm": 2}
+        spec["sandboxes"]["keep"] = "all"
         spec["sandboxes"] |= {"memory": "64Mi", "disk": "32Mi"}
         spec["reward"] |= {"timeoutSeconds": 600, "workers": {"processes": 1, "replicas": 2}}
         spec["trainer"]["pod"] = training.heavy()
@@ -64,6 +73,15 @@ class TerminalJob(PacedJob):
         """Suspend the job, or resume it."""
         change = json.dumps({"spec": {"suspend": value}})
         self.cluster.kubectl("--namespace", NAMESPACE, "patch", f"rlj/{self.name}", "--type=merge", "--patch", change)
+
+    def tested_again(self, row: dict[str, Any]) -> Score:
+        """Return the score of a sample's machine that was kept, from outside of the cluster."""
+        choice = MachineChoice(machine_image.IMAGE, memory_bytes=64 << 20, disk_bytes=32 << 20)
+        kept = KeptMachines(self.folder / KEPT, PodProvider(choice, namespace=NAMESPACE))
+        given = json.loads(row["extra_info_json"])
+        given["task"] = str(self._shared / Path(given["task"]).relative_to("/plaudit"))
+        sample = Sample(row["group"], row["index"], "", "", "", extra_info=given)
+        return asyncio.run(VerifierScorer("tests", kept, 1).score(sample, Attempt(600.0)))
 
     def machines(self) -> list[dict[str, Any]]:
         """Return the pods of machines and of their tests."""
@@ -118,6 +136,19 @@ def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_kill_and_a_sus
     # What the broker was doing when it was killed has no score, and is not counted as one.
     assert {row["outcome"] for row in rows} <= {"scored", "infra_error"}
     assert len(scored) > len(rows) / 2
+
+
+def test_machines_that_were_kept_give_the_same_rewards_again(job: TerminalJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", job.cluster.kubeconfig)
+    rows = [row for file in job.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
+    scored = [row for row in rows if row["outcome"] == "scored"]
+    kept = {(path.parts[-3], int(path.parts[-2].split("-")[0])) for path in job.folder.glob(f"{KEPT}/*/*/kept.json")}
+    found = [row for row in scored if (row["group"], row["index"]) in kept]
+    assert len(found) > len(scored) / 2  # a suspension takes machines that were not kept yet
+    for row in {row["score"]: row for row in found}.values():
+        again = job.tested_again(row)
+        assert again.outcome == "scored", again
+        assert again.value == pytest.approx(row["score"]), row["prompt"]
 
 
 def test_nothing_is_left_of_machines(job: TerminalJob) -> None:

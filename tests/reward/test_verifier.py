@@ -14,7 +14,7 @@ from harbor_tasks import run_machines, sample_with_machine, write_sum_task
 from namespaces import HAS_NAMESPACES
 from plaudit_reward.machines import RunMachines
 from plaudit_reward.scorer import Attempt, Score
-from plaudit_reward.verifier import VerifierScorer, has_reward
+from plaudit_reward.verifier import VerifierScorer, is_kept
 from plaudit_sandbox.machine import Machine
 from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.records import Sample
@@ -45,7 +45,7 @@ async def test_the_reward_numbers_and_output_of_the_tests_become_the_score(
     assert (score.outcome, score.value) == ("scored", 0.5)
     assert (score.extra["value"], score.extra["speed"], score.extra["output"]) == (3.0, 2.5, "checking")
     assert score.extra["verify_s"] > 0
-    assert has_reward(machine.folder)
+    assert not is_kept("failed", machine.folder)
 
 
 async def test_samples_of_a_task_earn_what_their_own_machines_hold(machines: RunMachines, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_tests_without_a_reward_are_no_zero(
     score = await verified(machines, sample)
     assert (score.outcome, score.value) == (outcome, None)
     assert reason in (score.reason or "")
-    assert not has_reward(machine.folder)
+    assert is_kept("failed", machine.folder)
 
 
 async def test_the_scorers_own_limit_ends_the_tests(machines: RunMachines, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_a_worker_killed_in_the_middle_leaves_the_tests_to_the_next_one(
     finally:
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-    assert not has_reward(machine.folder)
+    assert is_kept("failed", machine.folder)
     await bash(machine, "rm slow")
     assert (await verified(machines, sample)).value == 0.7
     assert [path.name for path in machine.folder.parent.iterdir()] == [machine.folder.name]

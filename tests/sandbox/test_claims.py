@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
 from plaudit_reward.pod_provider import PodProvider
-from plaudit_reward.providers import MachineChoice
+from plaudit_reward.providers import MachineChoice, TaskMachine
+from plaudit_sandbox.archives import unpack, write_content
 from plaudit_sandbox.machine import MachineLimits
 from plaudit_sandbox.pod_cluster import ClaimCluster, ClusterError
 from plaudit_sandbox.pod_manifests import AGENT_SANDBOX, FILL, LABEL, PodSettings
-from plaudit_sandbox.pods import PodMachine
+from plaudit_sandbox.pods import KeptPod, PodMachine
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
 
 LIMITS = MachineLimits(memory_bytes=1 << 27, disk_bytes=1 << 26)
@@ -185,3 +188,47 @@ def test_a_cluster_without_agent_sandbox_is_refused_by_name(api: Api) -> None:
     api.serves_claims = False
     with pytest.raises(ConfigurationError, match="install Agent Sandbox with its extensions"):
         ClaimCluster().require(["none"])
+
+
+class LocalPod(PodMachine):
+    """A pod whose files are an archive of the test, so that nothing of it needs a process."""
+
+    archive = b""
+    is_full = ends = False
+
+    def disk_bytes(self) -> int:
+        return self.limits.disk_bytes + self.is_full
+
+    def end(self) -> bool:
+        return self.ends
+
+    @contextlib.contextmanager
+    def files(self, places: Sequence[str]) -> Iterator[IO[bytes]]:
+        yield io.BytesIO(self.archive)
+
+
+def test_a_machine_is_kept_whole_or_not_at_all(api: Api, tmp_path: Path) -> None:
+    provider = PodProvider(MachineChoice("image:1"), claims=True)
+    machine = LocalPod.new(ClaimCluster(), PodSettings("image:1", workdir="/repo"), LIMITS)
+    assert isinstance(machine, LocalPod)
+    folder, to, left = (tmp_path / name for name in ("machine", "to", "left"))
+    for each in (folder, to, left / "app"):
+        each.mkdir(parents=True)
+    (left / "app" / "answer").write_text("42" * 8192)
+    write_content(written := io.BytesIO(), left)
+    for machine.archive, machine.ends in ((written.getvalue()[:-9000], True), (written.getvalue(), False)):
+        with pytest.raises(InfrastructureError):
+            provider.keep(folder, TaskMachine(machine, "/repo"), to)
+        assert not [*to.iterdir()]
+    machine.ends = True
+    provider.keep(folder, TaskMachine(machine, "/repo"), to)
+    found = provider.find(to, None)
+    assert (found.directory, found.machine.disk_bytes()) == ("/repo", 0)
+    assert isinstance(found.machine, KeptPod)
+    with found.machine.files(["app"]) as source:
+        unpack(source, tmp_path / "again")
+    assert (tmp_path / "again" / "app" / "answer").read_text() == "42" * 8192
+    machine.is_full = True
+    provider.keep(folder, TaskMachine(machine, "/repo"), to)
+    full = provider.find(to, None).machine
+    assert full.disk_bytes() > full.limits.disk_bytes

@@ -322,11 +322,11 @@ def _sandboxes(spec: Spec) -> Iterator[Problem]:
                 "Give {sandbox: bash}, or set sandboxes.provider: container",
                 also=("spec.sandboxes.provider",),
             )
-    if provider != "process" and sandboxes.keep != "none":
+    if provider == "container" and sandboxes.keep != "none":
         yield Problem(
             "spec.sandboxes.keep",
-            f"is {sandboxes.keep}, but {_of_providers((provider,))} are not kept",
-            "Set keep: none, or sandboxes.provider: process",
+            f"is {sandboxes.keep}, but containers are not kept",
+            "Set keep: none, or sandboxes.provider: process or pods",
             also=("spec.sandboxes.provider",),
         )
 

@@ -260,8 +260,8 @@ class SandboxesSpec(Section):
     disk: str = Field(default="10Gi", pattern=BYTE_QUANTITY)
     """Most disk of a machine; a task that asks for less gets less. Default 10Gi, as Harbor's tasks."""
     keep: Literal["none", "failed", "all"] = "none"
-    """Machines that stay in the run's folder (``kept-sandboxes``) when their group ends. ``failed``: those of samples
-    whose tests gave no reward. Default none."""
+    """For every provider but ``container``: machines whose files stay in the run's folder (``kept-sandboxes``) when
+    their group ends, for ``plaudit rescore``. ``failed``: those of samples whose tests gave no reward. Default none."""
 
     @property
     def are_pods(self) -> bool:

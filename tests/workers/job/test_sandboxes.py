@@ -137,11 +137,6 @@ def test_a_program_of_an_endpoint_agent_may_run_in_the_machine() -> None:
             "is 2, which is for pods, and the provider is container",
         ),
         (
-            lambda spec: spec.update(sandboxes={"provider": "agentSandbox", "keep": "all"}),
-            "spec.sandboxes.keep",
-            "pods are not kept",
-        ),
-        (
             lambda spec: spec.update(sandboxes={"image": "debian:12"}),
             "spec.sandboxes.image",
             "is debian:12, which is for containers and pods, and the provider is process",

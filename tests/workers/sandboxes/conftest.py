@@ -17,6 +17,7 @@ from plaudit_job.tasks import Task, read_task
 from plaudit_reward.machines import SANDBOXES, RunMachines
 from plaudit_reward.providers import MachineChoice, ProcessProvider, WarmProvider
 from plaudit_reward.served_machines import ServedProvider
+from plaudit_reward.verifier import Keep
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
@@ -104,12 +105,13 @@ def broker(world: World, address: RedisAddress, run_name: str) -> Brokers:
         lease_s: float = 5.0,
         provider: WarmProvider | None = None,
         places_class: Callable[..., Places] = Places,
+        keep: Keep = "none",
     ) -> AsyncIterator[Broker]:
         transport = await Transport.open(address, run_name)
         own = BrokerSettings("127.0.0.1", world.port, TOKEN)
         provider = provider or ProcessProvider(CHOICE)
         places = places_class(transport, new_call(), most, lease_s)
-        made = Broker(world.folder, provider, places, BrokerSeries())
+        made = Broker(world.folder, provider, places, BrokerSeries(), keep)
         pools, stop = Pools(transport, made, provider, warm), asyncio.Event()
         try:
             assert await places.lead(stop)

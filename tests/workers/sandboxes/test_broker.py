@@ -10,18 +10,20 @@ import pytest
 from chat_tokenizer import chat_tokenizer
 from episodes import call, machine_agent, play
 from namespaces import HAS_NAMESPACES
-from plaudit_reward.machines import RunMachines
-from plaudit_reward.providers import TaskMachine
+from plaudit_reward.machines import KEPT, KeptMachines, RunMachines
+from plaudit_reward.providers import ProcessProvider, TaskMachine
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_reward.served_machines import Nothing, ReleaseRequest, RunRequest
-from plaudit_reward.verifier import VerifierScorer
+from plaudit_reward.verifier import Keep, VerifierScorer
 from plaudit_sandbox.machine import CommandEnd
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.records import Sample
 from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.training.machines import EndedMachines
+from plaudit_workers.training.schedule import TrainerLedger
 from waiting import until
 
-from .conftest import Brokers, World
+from .conftest import CHOICE, Brokers, World
 
 pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
 
@@ -102,6 +104,27 @@ async def test_the_machines_of_ended_samples_go(world: World, broker: Brokers) -
             await machines.claim("g", 0, world.task)
         await asyncio.to_thread(machines.provider.end)
         assert (world.folders(), await world.held()) == (set(), {})
+
+
+@pytest.mark.parametrize(("keep", "expected"), [("all", {0: 1.0, 1: 1.0}), ("failed", {1: 1.0}), ("none", {})])
+async def test_what_the_job_keeps_of_ended_samples_is_tested_again(
+    world: World, broker: Brokers, keep: Keep, expected: dict[int, float]
+) -> None:
+    await world.admit("g", 3)
+    trainer = EndedMachines(world.folder, keep, TrainerLedger(), world.provider())
+    async with broker(most=3, keep=keep):
+        machines = world.machines()
+        claimed = [await machines.claim("g", index, world.task) for index in range(3)]
+        for _, made in claimed[:2]:
+            await bash(made, "echo $(($(cat a) + $(cat b))) > sum")
+        assert (await score(machines, world, claimed[0][0])).value == 1.0
+        await machines.remove(claimed[2][0])  # its sample needs no tests
+        await world.trainer.close("g", "dropped", "test")
+        await trainer.end()
+        assert (world.folders(), await world.held()) == (set(), {})
+    kept = KeptMachines(world.folder / KEPT, ProcessProvider(CHOICE))
+    found = {int(path.name.partition("-")[0]): f"g/{path.name}" for path in kept.folder.glob("g/*")}
+    assert {index: (await score(kept, world, name, index)).value for index, name in found.items()} == expected
 
 
 async def test_a_request_that_comes_again_gets_the_answer_of_the_first(world: World, broker: Brokers) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from plaudit_reward.machines import KEPT, SANDBOXES, RunMachines
 from plaudit_reward.providers import MachineChoice, ProcessProvider
+from plaudit_reward.verifier import Keep
 from plaudit_wire.errors import InfrastructureError
-from plaudit_workers.training.machines import EndedMachines, Keep
+from plaudit_workers.training.machines import EndedMachines
 from plaudit_workers.training.schedule import GroupInFlight, TrainerLedger
 from waiting import until
 

@@ -308,7 +308,8 @@ async def scorers_of_job(job: RLJob, run_folder: Path) -> AsyncIterator[JobScore
         folder = run_folder / KEPT
         if not folder.is_dir():
             raise RefusedError(f"there is no {folder}: only machines that sandboxes.keep kept can be tested again")
-        machines = KeptMachines(folder, provider_of(sandboxes, run_folder))
+        # By its folder's name: the broker of a run that goes on removes pods of the run that it does not know.
+        machines = KeptMachines(folder, provider_of(sandboxes, folder))
         context = replace(context, machines=machines, max_concurrent_tests=sandboxes.max_concurrent)
     pipeline = await build_pipeline(reward, "rescore", context)
     try:

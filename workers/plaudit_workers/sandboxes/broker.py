@@ -6,7 +6,8 @@ A machine is a folder ``machines/<id>`` of the run, which the provider fills, an
    that one is removed at once. A warm machine of the same shape is taken with its place.
 2. The place is taken, then the machine is made, then a mark is written. A machine without the mark is no machine.
 3. Commands and tests run one at a time. A command is noted before it begins, so that it never runs twice.
-4. The machine is removed, then the place is freed: when its client asks, or when the sample has ended.
+4. The machine is removed, then the place is freed: when its client asks, or when the sample has ended. What the job
+   keeps of it is put into the sample's own folder before.
 
 So a broker may be killed at any line: the next one reads the places, goes on with machines that have their mark,
 removes all others, and answers a command that its predecessor had begun with an error. Work goes on when a client's
@@ -26,9 +27,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from plaudit_job.tasks import Task
-from plaudit_reward.machines import sample_of, task_of
+from plaudit_reward.machines import SANDBOXES, sample_of, task_of
 from plaudit_reward.providers import TaskMachine, WarmProvider
 from plaudit_reward.served_machines import ClaimedMachine, ClaimRequest, RunRequest, VerifyRequest
+from plaudit_reward.verifier import Keep, is_kept
 from plaudit_sandbox.machine import CommandEnd
 from plaudit_sandbox.verification import Verdict
 from plaudit_wire.errors import DataError, InfrastructureError, ScoringError
@@ -101,10 +103,15 @@ class Broker:
 
     Args:
         folder: The run's.
+        keep: ``sandboxes.keep``.
     """
 
-    def __init__(self, folder: Path, provider: WarmProvider, places: Places, series: BrokerSeries) -> None:
+    def __init__(
+        self, folder: Path, provider: WarmProvider, places: Places, series: BrokerSeries, keep: Keep = "none"
+    ) -> None:
         self._folder = folder / MACHINES
+        self._samples = folder / SANDBOXES
+        self._keep = keep
         self._provider = provider
         self._places = places
         self._series = series
@@ -180,18 +187,18 @@ class Broker:
         held = self._of(request.machine)
         return self._operation(held, request.id, lambda before: self._verify(held, request, before))
 
-    async def release(self, names: Sequence[str] | None) -> None:
-        """Remove the machines of these names, or all."""
+    async def release(self, names: Sequence[str] | None, *, keeps: bool = False) -> None:
+        """Remove the machines of these names, or all; with ``keeps``, keep before what the job keeps."""
         for name in list(self._claims) if names is None else names:
             if (claim := self._claims.pop(name, None)) is not None:
                 claim.answer.cancel()
         held = [each for each in self._held.values() if names is None or each.name in names]
-        await asyncio.gather(*map(self.end, held))
+        await asyncio.gather(*(self.end(each, keeps=keeps) for each in held))
 
-    async def end(self, held: HeldMachine) -> None:
+    async def end(self, held: HeldMachine, *, keeps: bool = False) -> None:
         """Remove a machine, then free its place; work in it is cancelled."""
         if held.ending is None:
-            held.ending = self._start(self._ended(held))
+            held.ending = self._start(self._ended(held, keeps=keeps))
         await asyncio.shield(held.ending)
 
     @property
@@ -384,10 +391,12 @@ class Broker:
             claim.answer.set_exception(InfrastructureError(f"the machine {claim.request.machine}: {reason}"))
             claim.answer.exception()  # whoever asks gets it; nobody may ask any more
 
-    async def _ended(self, held: HeldMachine) -> None:
+    async def _ended(self, held: HeldMachine, *, keeps: bool) -> None:
         await _ended(held.operation)
         if held.making is not None:  # a thread cannot be cancelled
             await asyncio.wait([held.making])
+        if keeps and held.made is not None:
+            await self._kept(held, held.made, self._samples / held.name)
         with self._series.timed("release"):
             await self._remove(held)
         await self._places.free(held.holder, held.value)
@@ -396,6 +405,16 @@ class Broker:
         if held.name:
             self._claims.pop(held.name, None)
         self._changed.set()
+
+    async def _kept(self, held: HeldMachine, made: TaskMachine, to: Path) -> None:
+        """Keep a machine if the job says so; one that is lost cannot be kept."""
+        if self._keep == "none" or not await asyncio.to_thread(lambda: to.is_dir() and is_kept(self._keep, to)):
+            return
+        try:
+            with self._series.timed("keep"):
+                await asyncio.to_thread(self._provider.keep, self._folder / held.id, made, to)
+        except InfrastructureError as error:
+            logger.warning("a machine is not kept", machine=held.name, error=str(error))
 
     async def _remove(self, held: HeldMachine) -> None:
         """Remove a machine, however often that fails: its place is not free before."""
@@ -418,7 +437,7 @@ class Broker:
             samples = {s: held for held in self._held.values() if held.name and (s := sample_of(held.name))}
             for sample in await self._places.ended(samples):
                 if samples[sample].ending is None:
-                    self._start(self.end(samples[sample]))
+                    self._start(self.end(samples[sample], keeps=True))
 
     async def _reap_orphans(self) -> None:
         """Remove machines that a killed broker's last calls made, after the next one had looked."""

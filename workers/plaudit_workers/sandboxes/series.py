@@ -27,7 +27,7 @@ class BrokerSeries:
         self.registry = registry = CollectorRegistry()
         self.seconds = Histogram(
             "plaudit_broker_seconds",
-            "Seconds of a stage: claim (until a place is free), start, fill, exec, verify, release",
+            "Seconds of a stage: claim (until a place is free), start, fill, exec, verify, keep, release",
             ["stage"],
             buckets=_SECONDS,
             registry=registry,

@@ -88,7 +88,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     series = BrokerSeries()
     transport = await Transport.open(settings.redis, settings.run, settings.run_folder / "spill", stop=stop)
     places = Places(transport, settings.worker, spec.max_concurrent, own.lease_s)
-    broker = Broker(settings.run_folder, provider, places, series)
+    broker = Broker(settings.run_folder, provider, places, series, spec.keep)
     pools = Pools(transport, broker, provider, spec.warm)
     try:
         async with HealthServer(settings.health_port, lambda: places.leads, {"/metrics": series.page}):
@@ -173,7 +173,8 @@ class BrokerServer:
         return self._broker.verify(request)
 
     async def _release(self, request: ReleaseRequest) -> asyncio.Future[Any]:
-        work = asyncio.ensure_future(self._broker.release(None if request.all else request.machines))
+        names = None if request.all else request.machines
+        work = asyncio.ensure_future(self._broker.release(names, keeps=request.keep))
         work.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
         return work
 

@@ -12,14 +12,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from plaudit_metrics.statistics.steps import distribution
 from plaudit_reward.machines import KEPT, SANDBOXES
 from plaudit_reward.providers import Provider
-from plaudit_reward.verifier import has_reward
+from plaudit_reward.served_machines import ServedProvider
+from plaudit_reward.verifier import Keep, is_kept
 from plaudit_sandbox.machine import remove
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
 from plaudit_wire.logs import get_logger
@@ -29,7 +29,6 @@ logger = get_logger(__name__)
 _EVERY_S = 1.0
 _ENDED = ".sandboxes-ended"
 """``sandboxes`` after the run's last step: no rollout makes a machine in it any more."""
-Keep = Literal["none", "failed", "all"]
 
 
 class EndedMachines:
@@ -77,6 +76,8 @@ class EndedMachines:
         await asyncio.to_thread(self._end_all)
 
     def _end_all(self) -> None:
+        with suppress(InfrastructureError):  # it is tried again
+            self._end(_entries(self._folder / SANDBOXES))  # here a broker puts what is kept
         with suppress(FileNotFoundError):
             (self._folder / SANDBOXES).rename(self._folder / _ENDED)
         try:
@@ -88,16 +89,15 @@ class EndedMachines:
 
     def _end(self, groups: Sequence[Path]) -> None:
         machines = [machine for group in groups for machine in _entries(group)]
-        kept = [machine for machine in machines if not machine.name.startswith(".") and self._is_kept(machine)]
+        kept = [m for m in machines if not m.name.startswith(".") and is_kept(self._keep, m)]
+        if isinstance(self._provider, ServedProvider):
+            self._provider.keep(*kept)
         for machine in kept:
             self._move(machine)
         began_s = time.monotonic()
         self._provider.remove(*(machine for machine in machines if machine not in kept))
         remove(*groups)
         self._released_s += [time.monotonic() - began_s] * (len(machines) - len(kept))
-
-    def _is_kept(self, machine: Path) -> bool:
-        return self._keep == "all" or (self._keep == "failed" and not has_reward(machine))
 
     def _move(self, machine: Path) -> None:
         target = self._folder / KEPT / machine.parent.name
