@@ -10,6 +10,7 @@ gets the error. ``refusal`` decides what a status other than 200 means for the s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import decimal
 import functools
@@ -149,7 +150,7 @@ class RewardClient:
         A group has 1 to 1,024 samples, whose own ids are ignored, and the given ``id``, or a random one. Raises as
         ``score``.
         """
-        own = id or uuid.uuid4().hex
+        own = _whole(id) or uuid.uuid4().hex
         bodies = []
         for index, sample in enumerate(samples):
             try:
@@ -178,11 +179,10 @@ class RewardClient:
         if response.status_code != httpx.codes.OK:
             answer = refusal(response.status_code, response.headers, response.content, 1, 0)
             raise answer.errors.get(0, UnavailableError(f"{self.url}: {answer.message}"))
-        try:
-            description: dict[str, Any] = response.json()
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"{self.url} is no reward service: it sent {response.content[:200]!r}") from error
-        return description
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(description := response.json(), dict):
+                return description
+        raise ProtocolError(f"{self.url} is no reward service: it sent {response.content[:200]!r}")
 
     def _start_next(
         self,
@@ -204,7 +204,7 @@ class RewardClient:
             self._batches().add(started)
 
     def _sample_item(self, sample: SampleMapping) -> Item:
-        own = str((sample.get("id") if isinstance(sample, Mapping) else "") or uuid.uuid4().hex)
+        own = _whole(str((sample.get("id") if isinstance(sample, Mapping) else "") or uuid.uuid4().hex))
         return Item(SCORE, own, encode_sample(sample, own), self.timeout_s)
 
     def _batches(self) -> Batches:
@@ -254,7 +254,7 @@ def _result(answer: Mapping[str, Any], index: int = 0) -> Result:
     try:
         return result_of(answer, index)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"the service sent {answer!r:.200}, which is no result") from error
+        raise ProtocolError(f"the service sent {answer!r:.200}, which is no result: {error!r:.200}") from error
 
 
 class Batches:
@@ -372,7 +372,9 @@ class Batches:
                 item = left.pop(answer["id"], None)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ProtocolError(f"the service sent {line[:200]!r}, which is no result") from error
-            if item is None or item.answer.done():
+            if item is None:
+                raise ProtocolError(f"the service sent {line[:200]!r}, which nobody asked for, or twice")
+            if item.answer.done():
                 continue
             if message is not None:
                 item.fail(InvalidSampleError(str(message)))
@@ -594,8 +596,12 @@ def _json(value: Any) -> bytes:
     if "\\ud" not in text:
         return text.encode()
     text = json.dumps(value, default=_plain, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    # Half of a surrogate pair, which no JSON text may hold, becomes the replacement character, as everywhere.
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    return _whole(text).encode()
+
+
+def _whole(text: str) -> str:
+    """Return a text in which a half of a surrogate pair, which no JSON text may hold, is the replacement character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 _MOST_LEVELS, _LARGEST = 64, 2**64

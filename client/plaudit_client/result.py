@@ -85,17 +85,45 @@ class Result:
 
 def result_of(answer: Mapping[str, Any], index: int = 0) -> Result:
     """Convert a result of the service. Raises ``KeyError`` or ``TypeError`` if it is not one."""
-    score = answer["score"]
-    if score is not None and not -sys.float_info.max <= score <= sys.float_info.max:
-        raise TypeError(f"score {score!r:.40} is no finite number")
+    outcome = _typed(answer, "outcome", str)
     return Result(
-        id=answer["id"],
-        score=score,
-        outcome=answer["outcome"],
-        reason=answer["reason"],
-        scorers={name: ScorerResult(**scorer) for name, scorer in answer["scorers"].items()},
-        seconds=answer["seconds"],
-        index=answer.get("index", index),
-        drop_group=answer.get("drop_group", False),
-        version=answer.get("version", ""),
+        id=_typed(answer, "id", str),
+        score=_value(answer, "score", outcome),
+        outcome=outcome,
+        reason=_typed(answer, "reason", (str, type(None))),
+        scorers={name: _scorer_of(scorer) for name, scorer in _typed(answer, "scorers", dict).items()},
+        seconds=_number(answer, "seconds"),
+        index=_typed({"index": index, **answer}, "index", int),
+        drop_group=_typed({"drop_group": False, **answer}, "drop_group", bool),
+        version=_typed({"version": "", **answer}, "version", str),
     )
+
+
+def _scorer_of(answer: Any) -> ScorerResult:
+    result = ScorerResult(**answer)
+    found = vars(result)
+    _value(found, "value", _typed(found, "outcome", str))
+    _typed(found, "reason", (str, type(None)))
+    _number(found, "seconds")
+    _typed(found, "extra", dict)
+    return result
+
+
+def _typed(answer: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    if not isinstance(found := answer[name], kind):
+        raise TypeError(f"{name} is {found!r:.40}")
+    return found
+
+
+def _value(answer: Mapping[str, Any], name: str, outcome: str) -> float | None:
+    """Return a score, which is there exactly where the outcome says so: no failure may look like a score."""
+    if (answer[name] is not None) != (outcome == "scored"):
+        raise TypeError(f"{name} is {answer[name]!r:.40} with the outcome {outcome!r:.40}")
+    return None if answer[name] is None else _number(answer, name)
+
+
+def _number(answer: Mapping[str, Any], name: str) -> float:
+    found: float = _typed(answer, name, (int, float))
+    if isinstance(found, bool) or not -sys.float_info.max <= found <= sys.float_info.max:
+        raise TypeError(f"{name} is {found!r:.40}, which is no finite number")
+    return found

@@ -16,6 +16,7 @@ The message of an error begins with the server's address.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import resource
 import ssl
@@ -121,7 +122,7 @@ def one_line(text: str, secret: str = "") -> str:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that ``Retry-After`` asks for, at most an hour; None without a usable value.
+    """Return the seconds that ``Retry-After`` asks for, at most an hour; None without a finite value.
 
     Reads seconds and dates. A date is compared with the response's own ``Date``, so that a wrong clock on either side
     does no harm. Names of ``headers`` are in lower case, or the mapping ignores case.
@@ -143,7 +144,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _bounded(seconds: float) -> float | None:
-    return min(max(0.0, seconds), _LONGEST_RETRY_AFTER_S) if seconds == seconds else None
+    return min(max(0.0, seconds), _LONGEST_RETRY_AFTER_S) if math.isfinite(seconds) else None
 
 
 MAX_RESPONSE_BYTES = 4 << 20

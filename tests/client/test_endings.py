@@ -236,6 +236,9 @@ def line(value: Any) -> Reply:
         line({"id": "a", "error": "no"}),
         line({"id": "a", "score": "6", "outcome": "scored", "reason": None, "scorers": {}, "seconds": 0.1}),
         line({"id": "a", "score": 6.0}),
+        line({"id": "a", "score": None, "outcome": "scored", "reason": None, "scorers": {}, "seconds": 0.1}),
+        line({"id": "a", "score": 6.0, "outcome": "timeout", "reason": None, "scorers": {}, "seconds": 0.1}),
+        line({"id": "b", "score": 6.0, "outcome": "scored", "reason": None, "scorers": {}, "seconds": 0.1}),
     ],
     ids=lambda reply: repr(reply.body[:30]),
 )
@@ -249,9 +252,10 @@ async def test_an_answer_that_cannot_be_read_is_not_asked_for_again(server: Faul
 
 async def test_half_of_a_surrogate_pair_becomes_the_replacement_character(server: FaultyServer) -> None:
     async with RewardClient(server.origin) as client:
-        await client.score({"response": "\ud800 \xe9 \U0001f600", "extra_info": {"\udc00": 1}})
+        result = await client.score({"id": "\ud800", "response": "\ud800 \xe9 \U0001f600", "extra_info": {"\udc00": 1}})
     sent = server.requests[0].body["samples"][0]
     assert (sent["response"], sent["extra_info"]) == ("\ufffd \xe9 \U0001f600", {"\ufffd": 1})
+    assert result.id == sent["id"] == "\ufffd"
 
 
 async def test_a_group_without_its_results_is_an_error(server: FaultyServer) -> None:

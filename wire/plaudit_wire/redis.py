@@ -30,6 +30,7 @@ from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from redis.asyncio import Connection, Redis, SSLConnection
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import (
@@ -324,6 +325,15 @@ class RedisAddress:
         )
         username = environment.get("PLAUDIT_REDIS_USERNAME", "")
         return cls(url or environment.get("PLAUDIT_REDIS_URL", ""), _password(environment), username, tls)
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if ``url`` is none of a Redis; it may hold a password, and is not shown."""
+        try:
+            parse_url(self.url)
+        except ValueError as error:
+            raise ValueError(
+                f"the URL of Redis cannot be read ({error}): write redis://host:port/0, or rediss:// for TLS"
+            ) from error
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that ``from_environment`` reads."""

@@ -109,9 +109,12 @@ def model_servers(environment: Mapping[str, str] = os.environ) -> dict[str, list
 def redis_from(environment: Mapping[str, str], url: str = "") -> RedisAddress:
     """Read the address of Redis from the environment. Raise ``RefusedError``."""
     try:
-        return RedisAddress.from_environment(environment, url)
-    except PasswordFileError as error:
+        address = RedisAddress.from_environment(environment, url)
+        if address.url:
+            address.check()
+    except (PasswordFileError, ValueError) as error:
         raise RefusedError(str(error)) from error
+    return address
 
 
 Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]

@@ -219,10 +219,22 @@ def _completion(body: bytes) -> _Completion:
     try:
         return _decode(body)
     except (ValueError, RecursionError):
-        # NaN and halves of surrogate pairs, as Python's servers write them.
+        # NaN and halves of surrogate pairs, as Python's servers write them, and numbers that nothing holds: they cost
+        # the answer only where its text is one of them.
         with contextlib.suppress(ValueError, RecursionError):
-            return msgspec.convert(plain(json.loads(body)), _Completion)
+            return msgspec.convert(_readable(json.loads(body, parse_int=float)), _Completion)
         raise
+
+
+def _readable(content: Any) -> Any:
+    """Return the parts of a completion that are read."""
+    if not isinstance(content, dict) or not isinstance(content.get("choices"), list):
+        return content
+    choices = [
+        plain({name: choice.get(name) for name in ("message", "finish_reason")}) if isinstance(choice, dict) else choice
+        for choice in content["choices"][:1]
+    ]
+    return {"choices": choices, "usage": content.get("usage")}
 
 
 class SchemaRefusedError(DataError):
@@ -231,7 +243,7 @@ class SchemaRefusedError(DataError):
 
 def _count(tokens: Any) -> int | None:
     """Return a number of tokens that an endpoint reports; None for anything else."""
-    return tokens if type(tokens) is int and 0 <= tokens <= _MOST_TOKENS else None
+    return int(tokens) if type(tokens) in (int, float) and 0 <= tokens <= _MOST_TOKENS else None
 
 
 _FIRST_TOKENS_PER_BYTE = 1 / 3

@@ -7,6 +7,7 @@ it in ``/verify``). It ends with one score or one typed error.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -163,7 +164,8 @@ class RemoteClient:
         """Return the score of an answer, all of which must be plain data: no part of another kind goes any further."""
         try:
             # Python's servers write NaN and Infinity: as the score they are none, as an extra they are left out.
-            answer = plain(json.loads(body, parse_constant=_no_number), most_units=MAX_RESPONSE_BYTES)
+            found = json.loads(body, parse_constant=_no_number, parse_float=_finite)
+            answer = plain(found, most_units=MAX_RESPONSE_BYTES)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise MalformedAnswerError(f"{self.url}: the answer is not JSON: {self._excerpt(body)}") from error
         except (ValueError, RecursionError) as error:
@@ -184,6 +186,11 @@ class RemoteClient:
 
 def _no_number(constant: str) -> None:
     """Read ``NaN`` and the infinities, which are no JSON, as null."""
+
+
+def _finite(digits: str) -> float | None:
+    """Read a number beyond all floats (``1e400``), which Python takes for an infinity, as null."""
+    return number if math.isfinite(number := float(digits)) else None
 
 
 def _merged(body: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ _MAX_TEXT_CHARACTERS = 2_000
 _MAX_EXTRAS = 256
 _NO_LISTS = (str, bytes, bytearray, Mapping, set, frozenset)
 """Have a length and can be iterated, and yet hold no scores in the order of their samples."""
-_OF_THE_STREAM: Final = ("poison", "given_up")
+OF_THE_STREAM: Final = ("poison", "given_up")
+"""Outcomes that no scorer may give."""
 _EXPECTED = "return a number, None, a dict with 'score', a (score, request_text, explanation) tuple, or a Score"
 
 
@@ -42,7 +43,7 @@ def to_score(value: Any) -> Score:
         number = _from_number(value.value, extra_of(value.extra))
         if value.outcome == "scored":
             return number
-        if value.outcome in _OF_THE_STREAM:
+        if value.outcome in OF_THE_STREAM:
             return Score.failed(
                 "data_error",
                 f"returned the outcome {shown(value.outcome)}, which is not a function's to give: it says that the "

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plaudit_reward.functions.result import Description, Isolation, Target
+from plaudit_reward.functions.result import OF_THE_STREAM, Description, Isolation, Target
 from plaudit_reward.isolation.children import ChildProcesses, Pace, PoolCall, RunningCall, Slot
 from plaudit_reward.isolation.messages import Blocked, Dropped, Finished, FromChild, Started, Work, num_scores
 from plaudit_reward.scorer import Attempt, Score
@@ -284,6 +284,8 @@ def _problem(report: Finished, work: Work) -> str:
     """Return why a report is not of this work; empty if it is. The user's code has the connection as well."""
     if len(report.scores) != num_scores(work):
         return f"{len(report.scores)} scores for {num_scores(work)} samples"
+    if any(score.outcome in OF_THE_STREAM for score in report.scores):
+        return "an outcome that only the sample's delivery or its group has"
     numbers = (item for score in report.scores for item in (score.value, *score.extra.values()))
     if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
         return "a number that is not finite"

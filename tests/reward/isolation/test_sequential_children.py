@@ -82,6 +82,8 @@ def compute_score(solution_str, ground_truth):
         return write_to_wire(b"\\5\\0\\0\\0hello")
     if solution_str == "too few scores":
         return write_to_wire(frame([Finished(i, 0.1, []) for i in range(100)]))
+    if solution_str == "outcome of the stream":
+        return write_to_wire(frame([Finished(i, 0.1, [Score("poison", reason="mine")]) for i in range(100)]))
     if solution_str == "endless seconds":
         return write_to_wire(frame([Finished(1 << 30, float("nan"), [])]))
     if solution_str == "blocked":
@@ -154,6 +156,7 @@ BLAMED: list[tuple[str, Any]] = [
     ("unknown outcome", "data_error"),
     ("nonsense", WorkerKilledError),
     ("too few scores", WorkerKilledError),
+    ("outcome of the stream", WorkerKilledError),
     ("endless seconds", WorkerKilledError),
     ("blocked", WorkerKilledError),
     ("many messages", WorkerKilledError),

@@ -82,6 +82,7 @@ async def test_each_fault_has_a_kind_a_message_and_a_count(
     [
         completion(usage={"prompt_tokens": 10**30, "completion_tokens": -1}),
         completion(usage="none"),
+        json.dumps(completion(usage={"prompt_tokens": 0}, created=0)).replace(": 0", ": 1e400").encode(),
         completion(other=[[[10**30]]]),
         completion([{"type": "thinking", "thinking": "score: 1"}, {"type": "text", "text": "score: 4"}]),
         completion("<think>score: 1</think>score: 4"),
@@ -220,8 +221,8 @@ def test_retry_after_is_read_as_seconds_and_as_a_date_by_the_servers_clock() -> 
     assert retry_after_s(date) == 30.0
     assert retry_after_s({"retry-after": "1.5"}) == 1.5
     assert retry_after_s({"retry-after": "-3"}) == 0.0
-    assert retry_after_s({"retry-after": "inf"}) == 3600.0
-    assert [retry_after_s({"retry-after": text}) for text in ("", "soon", "nan")] == [None] * 3
+    assert retry_after_s({"retry-after": "99999"}) == 3600.0
+    assert [retry_after_s({"retry-after": text}) for text in ("", "soon", "nan", "inf", "1e400")] == [None] * 5
 
 
 async def test_an_outage_opens_the_circuit_and_one_call_at_a_time_sees_whether_it_is_over(

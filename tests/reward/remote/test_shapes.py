@@ -169,7 +169,7 @@ async def test_an_answer_of_another_shape_is_an_infrastructure_error(
         ("openrlhf", {"rewards": [None]}, "its answer is null"),
         ("nemo-gym", {"reward": "high"}, "'high', which is not a number"),
         ("plaudit", {"outcome": "scored", "score": None}, "its answer is null"),
-        ("slime", b"1e999", "is inf, which JSON cannot hold"),
+        ("slime", b"1e999", "null, or a number that is not finite"),
         ("slime", str(10**30).encode(), "beyond 64 bits"),
         ("slime", b"9" * 5000, "cannot be read"),
         ("slime", b"[" * 100_000, "cannot be read"),
@@ -213,7 +213,9 @@ async def test_a_reward_of_nemo_gym_that_measures_nothing_is_no_zero(ask: Ask) -
 
 
 async def test_extras_that_are_not_finite_are_left_out(ask: Ask) -> None:
-    answer = Reply(body=b'{"rewards": [1.0], "extra_logs": {"kl": [Infinity], "acc": [NaN], "length": [3]}}')
+    answer = Reply(
+        body=b'{"rewards": [1.0], "extra_logs": {"kl": [Infinity], "acc": [NaN], "f1": [1e400], "length": [3]}}'
+    )
     score = await ask("openrlhf", answer)
     assert (score.value, score.extra) == (1.0, {"length": 3.0})
 

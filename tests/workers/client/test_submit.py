@@ -153,3 +153,16 @@ async def test_lines_with_verl_s_responses_are_scored_one_by_one(start_service: 
         running = await asyncio.create_subprocess_exec(*command, env=environment)
         assert await running.wait() == 0
     assert [json.loads(line)["score"] for line in output.read_text().splitlines()] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"run": "r", "redis": {"url": "http://elsewhere/"}}', '{"run": 5}'])
+def test_a_file_that_names_no_service_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "service.json").write_text(content)
+    samples = write_samples(tmp_path / "samples.jsonl", 1)
+    assert main(["submit", str(samples), "--runs-folder", str(tmp_path)]) == 2
+    assert f"{tmp_path}/r/service.json holds no address of a service" in capsys.readouterr().err
+    assert main(["submit", str(samples), "--redis", "http://elsewhere/"]) == 2
+    assert "write redis://host:port/0" in capsys.readouterr().err

@@ -53,6 +53,7 @@ class OpenEnv:
     def __init__(self) -> None:
         self.sessions = 0
         self.full_for = 0
+        self.board = "empty"
         self.resets: list[dict] = []
 
     async def socket(self, request):
@@ -68,7 +69,7 @@ class OpenEnv:
                 break
             if request["type"] == "reset":
                 self.resets.append(data)
-                answer = {"observation": {"board": "empty", "metadata": {}}, "reward": None, "done": False}
+                answer = {"observation": {"board": self.board, "metadata": {}}, "reward": None, "done": False}
             elif "number" not in data:
                 await socket.send_json(
                     {"type": "error", "data": {"message": "Invalid message", "code": "VALIDATION_ERROR"}}
@@ -251,3 +252,41 @@ async def test_a_server_that_is_no_environment_is_refused(open_agent) -> None:
     async with served() as url:
         with pytest.raises(RefusedError, match=f"the environment's server {url} cannot be used: .*404"):
             await open_agent(url)
+
+
+def nested(width: int, levels: int) -> dict:
+    """Return types of which each has ``width`` fields of the next one."""
+    fields = [
+        {str(at): {"$ref": f"#/components/schemas/T{level + 1}"} for at in range(width)} for level in range(levels)
+    ]
+    return {f"T{level}": {"properties": each} for level, each in enumerate(fields)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "schemas", "problem"),
+    [
+        ({"$ref": "#/components/schemas/T0"}, nested(1, 500), "nested more than 64 levels deep"),
+        ({"$ref": "#/components/schemas/T0"}, nested(10, 25), "more than 200000 parts"),
+        ([1], None, r"tool 'act' has the parameters \[1\]; give a JSON schema"),
+    ],
+    ids=["deep", "wide", "list"],
+)
+async def test_a_description_that_no_prompt_can_hold_is_refused(open_agent, schema, schemas, problem) -> None:
+    post = {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+    paths = {"/seed_session": {}, "/verify": {}, "/act": {"post": post}, "/none": None}
+
+    async def openapi(request):
+        return web.json_response({"paths": paths, "components": {"schemas": schemas}})
+
+    async with served(web.get("/openapi.json", openapi)) as url:
+        with pytest.raises(RefusedError, match=problem):
+            await open_agent(url)
+
+
+async def test_a_first_observation_that_would_hold_up_the_rollout_ends_its_sample(open_agent, play) -> None:
+    server = OpenEnv()
+    server.board = "x" * (2 << 20)
+    async with served(*server.routes()) as url:
+        _, body = await play(await open_agent(url), "Done.")
+    assert body.sample.failure.outcome == "data_error"
+    assert "an environment may show 1,048,576 at once" in body.sample.failure.reason

@@ -43,11 +43,12 @@ class Sums:
         self.created: list[dict] = []
         self.deleted: list[str] = []
         self.starting = 1
+        self.session = ""
         self.results: dict[str, str] = {}
         self.tasks = [{"goal": goal} for goal in range(2500)]
 
     async def create_session(self, request):
-        return web.json_response({"sid": f"session-{len(self.created)}"})
+        return web.json_response({"sid": self.session or f"session-{len(self.created)}"})
 
     async def create(self, request):
         self.created.append({**await request.json(), "sid": request.headers["X-Session-ID"]})
@@ -65,6 +66,8 @@ class Sums:
 
     async def call(self, request):
         body = await request.json()
+        if self.session == "elsewhere":
+            return web.Response(status=307, headers={"Location": "http://127.0.0.2:1/taken"})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         if "task_id" not in body:
@@ -153,7 +156,7 @@ def call(number: object) -> str:
 async def test_an_episode_survives_broken_connections_and_odd_answers(play) -> None:
     server = Sums()
     async with served(*server.routes()) as url:
-        turns = (call(0.5), call("other"), call("broken"), call(3), "never asked")
+        turns = (call(0.5), call("other"), call(3), "never asked")
         body = await play(url, *turns, row={"task_spec": {"goal": 3}})
     assert body.sample.messages[-2:] == [
         {"role": "user", "content": "Play."},  # the row's own
@@ -162,18 +165,28 @@ async def test_an_episode_survives_broken_connections_and_odd_answers(play) -> N
     results = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
     assert results[0] == " got 0.5 \n[image/png, 3 bytes]"
     assert results[1] == "ValueError: no number"
-    assert "'much'" in results[2]
-    assert (body.sample.agent_reward, body.sample.turn_rewards) == (AgentReward("scored", 3.5), [0.5, 0, 0, 3.0])
+    assert (body.sample.agent_reward, body.sample.turn_rewards) == (AgentReward("scored", 3.5), [0.5, 0, 3.0])
     (played,) = (made for made in server.created if "task_spec" in made)
     assert (played["task_spec"], played["env_name"]) == ({"goal": 3}, "sums")
     assert played["sid"] in server.deleted
 
 
-async def test_an_answer_beyond_all_bounds_ends_its_sample(play) -> None:
-    async with served(*Sums().routes()) as url:
-        body = await play(url, call("endless"), "Done.", row={"task_spec": {}})
-    assert body.sample.failure.outcome == "infra_error"
-    assert "the response is longer than 4194304 bytes" in body.sample.failure.reason
+ENDING = [
+    ("endless", "", "infra_error", "the response is longer than 4194304 bytes"),
+    ("broken", "", "infra_error", "sent the reward 'much', which is not a finite number"),
+    (0.5, "a\r\nX-Secrets: b", "data_error", "which no HTTP header can carry"),
+    (0.5, "elsewhere", "infra_error", "redirects to 'http://127.0.0.2:1/taken', which is another server"),
+]
+
+
+@pytest.mark.parametrize(("number", "session", "outcome", "reason"), ENDING, ids=lambda value: str(value)[:9])
+async def test_an_answer_that_cannot_be_used_ends_its_sample(play, number, session, outcome, reason) -> None:
+    server = Sums()
+    server.session = session
+    async with served(*server.routes()) as url:
+        body = await play(url, call(number), "Done.", row={"task_spec": {}}, arguments={"secrets": {"key": "secret"}})
+    assert body.sample.failure.outcome == outcome
+    assert reason in body.sample.failure.reason
 
 
 async def test_a_row_without_a_task_is_data_that_cannot_be_played(play) -> None:

@@ -8,18 +8,21 @@ like the answers of scorers.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
+from yarl import URL
 
 from plaudit_reward.endpoint.shapes import refuse_masked
 from plaudit_reward.http import bounded_body
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
 from plaudit_wire.messages import Prompt
+from plaudit_wire.plain import MOST_LEVELS
 from plaudit_wire.printable import shown
 from plaudit_workers.agents.environment import Environment, Messages, with_observation
 from plaudit_workers.agents.functions import (
@@ -42,6 +45,8 @@ OPEN_REWARD_ROUTE = "/list_environments"
 """A server of the Open Reward Standard has it."""
 _NO_TOOLS = frozenset({"/seed_session", "/close_session", "/verify", "/aggregate_metrics", "/mcp"})
 _MOST_CHARACTERS_OF_A_PROBLEM = 500
+_MOST_PARTS = 200_000
+"""Of the schemas of all tools together: references within references grow a short document without bound."""
 Result = TypeVar("Result")
 
 
@@ -50,23 +55,39 @@ class Routes:
     """Hold the OpenAPI description of a server (FastAPI's ``/openapi.json``)."""
 
     document: dict[str, Any]
+    _parts: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def paths(self) -> frozenset[str]:
         """Return the paths."""
         return frozenset(self.document.get("paths", {}))
 
-    def resolved(self, schema: Any, within: tuple[str, ...] = ()) -> Any:
-        """Return a schema with its references replaced by what they refer to; inside of itself, a type is any value."""
+    def resolved(self, schema: Any, within: tuple[str, ...] = (), level: int = 0) -> Any:
+        """Return a schema with its references replaced by what they refer to; inside of itself, a type is any value.
+
+        Raises ``ConfigurationError`` for one that grows beyond all bounds.
+        """
+        if level > MOST_LEVELS or next(self._parts) > _MOST_PARTS:
+            raise ConfigurationError(
+                f"the schemas of its tools, with the types that they refer to, are nested more than {MOST_LEVELS} "
+                f"levels deep or have more than {_MOST_PARTS} parts: describe the bodies of its routes by fewer types"
+            )
         if isinstance(schema, list):
-            return [self.resolved(item, within) for item in schema]
+            return [self.resolved(item, within, level + 1) for item in schema]
         if not isinstance(schema, dict):
             return schema
         if "$ref" in schema:
             name = str(schema["$ref"]).rpartition("/")[2]
-            found = self.document.get("components", {}).get("schemas", {}).get(name, {})
-            return {} if name in within else self.resolved(found, (*within, name))
-        return {key: self.resolved(value, within) for key, value in schema.items()}
+            found = members(self.document, "components", "schemas").get(name, {})
+            return {} if name in within else self.resolved(found, (*within, name), level + 1)
+        return {key: self.resolved(value, within, level + 1) for key, value in schema.items()}
+
+
+def members(content: Any, *path: str) -> dict[str, Any]:
+    """Return the JSON object at a path of names; an empty one where there is none."""
+    for name in path:
+        content = content.get(name) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
 
 
 def routes_of(source: EnvironmentServer) -> Routes:
@@ -92,9 +113,29 @@ def routes_of(source: EnvironmentServer) -> Routes:
 
 
 def open_session(**settings: Any) -> aiohttp.ClientSession:
-    """Open connections whose responses ``bounded_body`` can bound: they are not compressed."""
+    """Open connections whose responses ``bounded_body`` can bound, and whose headers reach one server alone.
+
+    They are not compressed, and a redirect to another origin, which would get the session's headers (``X-Secrets``)
+    and cookies, raises ``InfrastructureError``.
+    """
     headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
-    return aiohttp.ClientSession(headers=headers, auto_decompress=False, **settings)
+    traced = aiohttp.TraceConfig()
+    traced.on_request_redirect.append(_refuse_other_origin)
+    return aiohttp.ClientSession(headers=headers, auto_decompress=False, trace_configs=[traced], **settings)
+
+
+async def _refuse_other_origin(_: aiohttp.ClientSession, __: Any, redirect: aiohttp.TraceRequestRedirectParams) -> None:
+    target = redirect.response.headers.get("Location", "")
+    try:
+        same = redirect.url.join(URL(target)).origin() == redirect.url.origin()
+    except ValueError:  # no address
+        same = False
+    if not same:
+        redirect.response.close()
+        raise InfrastructureError(
+            f"{redirect.url.origin()} redirects to {shown(target)}, which is another server and gets nothing that is "
+            "meant for this one: give the address that serves the requests itself"
+        )
 
 
 def ask_in_fork(source: EnvironmentServer, ask: Callable[[aiohttp.ClientSession], Awaitable[Result]]) -> Result:
@@ -205,10 +246,11 @@ class ResourcesServer(Environment):
 
 def _route_schema(routes: Routes, path: str) -> dict[str, Any] | None:
     """Describe the tool at a path; None for a path that is no tool."""
-    operation, name = routes.document["paths"][path].get("post"), path.removeprefix("/")
-    if operation is None or "/" in name or "{" in name:
+    methods, name = routes.document["paths"][path], path.removeprefix("/")
+    if members(methods).get("post") is None or "/" in name or "{" in name:
         return None
-    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    operation = members(methods, "post")
+    content = members(operation, "requestBody", "content", "application/json")
     parameters = routes.resolved(content.get("schema") or {"type": "object", "properties": {}})
     description = operation.get("description") or operation.get("summary") or name
     return function_schema(name, description, parameters)
@@ -269,10 +311,13 @@ class OpenEnvServer(Environment):
             action = arguments
             if self._has_mcp_tools:
                 action = {"type": "call_tool", "tool_name": description.name, "arguments": arguments}
-            data = await self._ask("step", action)
-            reward = data.get("reward")
-            text = _tool_text(data["observation"]) if self._has_mcp_tools else _observation_text(data)
-            return ToolAnswer(text, None if reward is None else finite(reward), bool(data.get("done")))
+            try:
+                data = await self._ask("step", action)
+                reward, observed = reward_of(data.get("reward"), "step"), data.get("observation")
+                text = _tool_text(object_of(observed, "step")) if self._has_mcp_tools else _observation_text(data)
+            except DataError as error:  # not the policy's: what the server would have said of the step is lost
+                raise InfrastructureError(str(error)) from error
+            return ToolAnswer(text, reward, bool(data.get("done")))
 
         return LoadedTool(description, call)
 
@@ -301,6 +346,17 @@ class OpenEnvServer(Environment):
         assert self._session is not None
         self._socket = await self._session.ws_connect(_socket_url(self._source.url))
         return await self._ask("reset", arguments)
+
+
+def reward_of(reward: Any, where: str) -> float | None:
+    """Return the reward that a server sent with a step, None for none.
+
+    Raises ``InfrastructureError`` if it is no finite number: the sample ends, because without it its sum is wrong.
+    """
+    try:
+        return None if reward is None else finite(reward)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InfrastructureError(f"{where} sent the reward {shown(reward)}, which is not a finite number") from error
 
 
 def object_of(content: Any, where: str) -> dict[str, Any]:
@@ -333,31 +389,40 @@ async def _exchange(socket: aiohttp.ClientWebSocketResponse, method: str, data: 
 
 async def _actions(session: aiohttp.ClientSession, url: str) -> tuple[list[dict[str, Any]], bool]:
     """Return the tools that the policy may call, and True if they are MCP tools."""
-    schema = (await get_json(session, f"{url}/schema"))["action"]
-    properties = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
+    where = f"{url}/schema"
+    schema = object_of(object_of(await get_json(session, where), where).get("action"), f"{where}, as its action,")
+    properties = {name: each for name, each in members(schema, "properties").items() if name != "metadata"}
     # MCP actions reach a server only where its action is one of them, or the base class, which has no field of its own.
     if {"tool_name", "arguments"} <= properties.keys() or properties.keys() <= {"type"}:
-        listed = await _mcp_tools(session, url)
-        if listed:
-            return [function_schema(t["name"], t.get("description") or "", _parameters(t)) for t in listed], True
+        schemas = await _mcp_tools(session, url)
+        if schemas:
+            return schemas, True
         if "type" in properties:
             raise ConfigurationError("the server takes MCP tool calls as actions but lists no tools")
+    required = schema.get("required")
     parameters = {
         **{key: each for key, each in schema.items() if key == "$defs"},
         "type": "object",
         "properties": properties,
-        "required": [name for name in schema.get("required", []) if name in properties],
+        "required": [name for name in properties if isinstance(required, list) and name in required],
     }
     return [function_schema("step", schema.get("description") or "Act in the environment.", parameters)], False
 
 
 async def _mcp_tools(session: aiohttp.ClientSession, url: str) -> list[dict[str, Any]]:
-    """Return the MCP tools that a server lists; [] where it has none."""
+    """Return the schemas of the MCP tools that a server lists; [] where it has none."""
     async with session.ws_connect(_socket_url(url)) as socket:
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         response = await _exchange(socket, "mcp", request)
-    tools: list[dict[str, Any]] = (response.get("result") or {}).get("tools") or []
-    return tools
+    return tool_schemas(members(response, "result").get("tools"), "the environment's socket, as tools,")
+
+
+def tool_schemas(listed: Any, where: str) -> list[dict[str, Any]]:
+    """Return the descriptions of the tools that a server lists, null for none; raise ``DataError`` for no such list."""
+    if not isinstance(listed, list | None):
+        raise DataError(f"{where} sent {shown(listed)}; it must send a list of tools")
+    tools = [object_of(tool, where) for tool in listed or []]
+    return [function_schema(tool.get("name", ""), tool.get("description") or "", _parameters(tool)) for tool in tools]
 
 
 def _tool_text(observation: dict[str, Any]) -> str:
@@ -374,7 +439,7 @@ def _tool_text(observation: dict[str, Any]) -> str:
     return to_text(data) if data is not None else text
 
 
-def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
+def _parameters(tool: dict[str, Any]) -> Any:
     return tool.get("inputSchema") or tool.get("input_schema") or {"type": "object", "properties": {}}
 
 
@@ -386,7 +451,7 @@ def _observation_text(data: dict[str, Any]) -> str:
     """Return an observation as the model reads it: its only field as it is, several as JSON."""
     observation = {
         name: value
-        for name, value in (data.get("observation") or {}).items()
+        for name, value in object_of(data.get("observation") or {}, "the environment, as its observation,").items()
         if name not in ("done", "reward", "metadata") and value is not None
     }
     if len(observation) == 1:

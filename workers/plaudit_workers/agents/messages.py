@@ -144,11 +144,13 @@ class Tool(msgspec.Struct, frozen=True):
         except PlainDataError as error:
             raise ConfigurationError(f"a tool's description cannot be passed on: {error}") from error
         function = checked.get("function") if isinstance(checked, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or not name:
+        if not isinstance(function, dict) or not isinstance(name := function.get("name"), str) or not name:
             raise ConfigurationError(
                 f"a tool's description is {shown(schema)}; give {{type: function, function: {{name: …}}}}"
             )
+        for part, kind, form in (("description", str, "a text"), ("parameters", dict, "a JSON schema")):
+            if not isinstance(function.get(part), kind | None):
+                raise ConfigurationError(f"tool {shown(name)} has the {part} {shown(function[part])}; give {form}")
         return cls(name, checked, timeout_s)
 
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
@@ -32,8 +33,10 @@ from plaudit_workers.agents.environment_servers import (
     checked_json,
     object_of,
     open_session,
+    reward_of,
+    tool_schemas,
 )
-from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, finite, function_schema
+from plaudit_workers.agents.functions import LoadedTool, ToolAnswer
 from plaudit_workers.agents.messages import EnvironmentServer, Tool, prompt_messages
 
 _KEEP_ALIVE_S = 30.0
@@ -42,6 +45,8 @@ _RESUMES = 3
 _TASKS_AT_A_TIME = 1000
 _MOST_BYTES_OF_TASKS = 64 << 20
 _TASKS_WITHIN_S = 300.0
+_MOST_CHARACTERS_OF_A_NAME = 1024
+"""Of a session: servers refuse headers of several KiB."""
 
 
 class _Client:
@@ -72,7 +77,7 @@ class _Client:
 
     async def of(self, method: str, path: str, body: Any = None, most_bytes: int = MAX_RESPONSE_BYTES) -> Any:
         """Ask for something of the environment; see ``ask``."""
-        return await self.ask(method, f"/{self.environment}{path}", body, most_bytes)
+        return await self.ask(method, f"/{quote(self.environment, safe='')}{path}", body, most_bytes)
 
     async def ask(self, method: str, path: str, body: Any = None, most_bytes: int = MAX_RESPONSE_BYTES) -> Any:
         """Return the JSON of a response; raise as ``checked_json`` does."""
@@ -89,11 +94,18 @@ class _Client:
             else:
                 found = checked_json(url, response.status, await bounded_body(response))
                 given = found.get("sid") if isinstance(found, dict) else None
-        return given if isinstance(given, str) and given else str(uuid.uuid4())
+        if not isinstance(given, str) or not given:
+            return str(uuid.uuid4())
+        if len(given) > _MOST_CHARACTERS_OF_A_NAME or not (given.isascii() and given.isprintable()):
+            raise DataError(
+                f"{url} names the session {shown(given)}, which no HTTP header can carry: it must be of at most "
+                f"{_MOST_CHARACTERS_OF_A_NAME} visible ASCII characters"
+            )
+        return given
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
         """Run a tool and return what it answers; resume where the connection breaks once the server has begun."""
-        url, body = f"{self._url}/{self.environment}/call", {"name": tool, "input": arguments}
+        url, body = f"{self._url}/{quote(self.environment, safe='')}/call", {"name": tool, "input": arguments}
         resumes = 0
         while True:
             try:
@@ -172,7 +184,7 @@ class OpenRewardServer(Environment):
         if answer.get("ok") is not True:
             raise ValueError(answer.get("error"))
         output = object_of(answer.get("output"), where)
-        reward = None if output.get("reward") is None else finite(output["reward"])
+        reward = reward_of(output.get("reward"), where)
         self._rewards += [] if reward is None else [reward]
         self._done = self._done or output.get("finished") is True
         return ToolAnswer(open_reward_text(output.get("blocks"), images=True), reward, output.get("finished") is True)
@@ -271,14 +283,22 @@ async def _described(session: aiohttp.ClientSession, source: EnvironmentServer) 
     except (ScoringError, aiohttp.ClientError, OSError):
         if toolset:  # its tools are those of a session only
             raise
-    schemas = [
-        function_schema(tool["name"], tool.get("description") or "", tool.get("input_schema") or _NO_PARAMETERS)
-        for tool in listed.get("tools") or []
-    ]
-    return {"environment": environment, "tools": schemas, "terminal": listed.get("terminal_tool")}
+    schemas = tool_schemas(listed.get("tools"), f"{source.url}, as tools,")
+    return {
+        "environment": environment,
+        "tools": schemas,
+        "terminal": _terminal(listed.get("terminal_tool"), source.url),
+    }
 
 
-_NO_PARAMETERS = {"type": "object", "properties": {}}
+def _terminal(described: Any, url: str) -> dict[str, Any] | None:
+    """Return the terminal tool, whose name is a text and whose ``arg``, if it has one, too; None without one."""
+    if described is None:
+        return None
+    tool = object_of(described, f"{url}, as its terminal tool,")
+    if not isinstance(tool.get("name"), str) or not isinstance(tool.get("arg"), str | None):
+        raise DataError(f"{url} has the terminal tool {shown(tool)}; name and arg must be texts")
+    return tool
 
 
 async def _task_tools(source: EnvironmentServer, client: _Client, toolset: dict[str, Any]) -> dict[str, Any]:

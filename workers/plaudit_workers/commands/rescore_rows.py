@@ -264,14 +264,25 @@ class JobScorers:
                 scorings = []
 
 
+class _ServiceScorer(msgspec.Struct):
+    name: str
+    scope: str
+
+
+class ServiceDescription(msgspec.Struct):
+    """Hold what is read of a reward service's description of itself."""
+
+    job: str
+    scorers: list[_ServiceScorer]
+
+
 class ServiceScorers:
     """Score by a reward service, over HTTP and at its limits."""
 
-    def __init__(self, client: plaudit_client.RewardClient, description: dict[str, Any]) -> None:
-        scorers = description["scorers"]
-        self.names = [scorer["name"] for scorer in scorers]
-        self.version = f"{description['job']} at {client.url}: {', '.join(self.names)}"
-        self.scores_groups = any(scorer["scope"] == "group" for scorer in scorers)
+    def __init__(self, client: plaudit_client.RewardClient, description: ServiceDescription) -> None:
+        self.names = [scorer.name for scorer in description.scorers]
+        self.version = f"{description.job} at {client.url}: {', '.join(self.names)}"
+        self.scores_groups = any(scorer.scope == "group" for scorer in description.scorers)
         self._client = client
 
     async def scored(self, units: AsyncIterator[tuple[str, Unit]]) -> AsyncIterator[list[ScoringRecord]]:
@@ -323,7 +334,7 @@ async def scorers_of_service(url: str, token: str) -> AsyncIterator[ServiceScore
     """Connect to a reward service."""
     try:
         client = plaudit_client.RewardClient(url, token, timeout_s=_HTTP_TIMEOUT_S)
-        description = await client.service()
+        description = msgspec.convert(await client.service(), ServiceDescription)
     except (plaudit_client.RewardError, ValueError) as error:
         raise ServiceError(f"--url {url}: {error}") from error
     async with client:

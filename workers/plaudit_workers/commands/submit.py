@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import json
 import os
 import sys
 import time
@@ -241,10 +240,34 @@ def _service(arguments: argparse.Namespace) -> FoundService:
 
 
 def _read_service(runs: Path, run: str | None) -> FoundService | None:
-    """Read the newest address file of a run, or of any; None if there is none, or while it is being written."""
+    """Read the newest address file of a run, or of any; None if there is none, or while it is being written.
+
+    Raises ``RefusedError`` for one that is something else.
+    """
     try:
         newest = max(runs.glob(f"{run or '*'}/{SERVICE_FILE}"), key=lambda file: file.stat().st_mtime)
-        left = json.loads(newest.read_text())
-        return msgspec.convert(left["redis"], RedisAddress), left["run"]
-    except (ValueError, KeyError, FileNotFoundError):
+        content = newest.read_bytes()
+    except (ValueError, FileNotFoundError):
         return None
+    except OSError as error:
+        raise RefusedError(f"{newest} cannot be read: {error.strerror}; give --redis and --run") from error
+    try:
+        left = msgspec.json.decode(content, type=_ServiceFile)
+        left.redis.check()
+    except (msgspec.DecodeError, RecursionError) as error:
+        if not isinstance(error, msgspec.ValidationError):
+            return None
+        problem: Exception = error
+    except ValueError as error:
+        problem = error
+    else:
+        return left.redis, left.run
+    raise RefusedError(
+        f"{newest} holds no address of a service: {problem}. Start the service again by 'plaudit run --resume', or "
+        "give --redis and --run"
+    )
+
+
+class _ServiceFile(msgspec.Struct):
+    run: str
+    redis: RedisAddress

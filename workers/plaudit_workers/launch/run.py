@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 from rich.console import Console
 
 from plaudit_job.secrets import reward_secrets, secret_value
@@ -417,9 +418,9 @@ async def print_when_ready(folder: Path, redis: RedisAddress, gateway: GatewayAd
 
 def _earlier_address(folder: Path) -> GatewayAddress:
     try:
-        written = json.loads((folder / SERVICE_FILE).read_text())
-        return GatewayAddress(written["url"], written["token"])
-    except (OSError, ValueError, KeyError):
+        written = msgspec.json.decode((folder / SERVICE_FILE).read_bytes(), type=GatewayAddress)
+        return written if written.port >= 0 else GatewayAddress()  # raises for an address that has none
+    except (OSError, ValueError, RecursionError):
         return GatewayAddress()
 
 

@@ -159,11 +159,13 @@ def redis_address(folder: Path, url: str | None) -> RedisAddress:
     if url is not None:
         return redis_from(os.environ, url)
     try:
-        return msgspec.json.decode((folder / _ADDRESS_FILE).read_bytes(), type=RedisAddress)
+        address = msgspec.json.decode((folder / _ADDRESS_FILE).read_bytes(), type=RedisAddress)
+        address.check()
+        return address
     except OSError as error:
         raise RefusedError(
             f"{folder / _ADDRESS_FILE} cannot be read: {error.strerror}. Is {folder.name} a run in that folder "
             "(--runs-folder)? For a run on Kubernetes give --redis URL, and its password in PLAUDIT_REDIS_PASSWORD"
         ) from error
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RefusedError(f"{folder / _ADDRESS_FILE} is damaged: {error}. Give --redis URL") from error

@@ -52,6 +52,8 @@ _STEP_OUTCOMES: dict[str, CallOutcome] = {
     "infra_error": "killed",
 }
 _RESETS_AFTER_DEATH = 2
+_MOST_CHARACTERS = 1 << 20
+"""Of what an environment shows at once: more would hold up the event loop while it is tokenised."""
 _MOST_USES_AT_ONCE = 64
 _MOST_SELECTIONS = 256
 """Of the agent's tools, by rows; those used last are kept."""
@@ -518,6 +520,8 @@ class _Episode(Conversation):
         if reset.outcome != "ok":
             outcome = "data_error" if reset.outcome == "skipped" else reset.outcome
             raise AgentError(f"the environment cannot be reset: {reset.reason}", outcome)
+        if problem := _too_long(reset.messages):
+            raise AgentError(f"the environment cannot be reset: {problem}", "data_error")
         if reset.messages is not None:
             self._begin(reset.messages)
         await (self._act() if self._agent.reads_text else super().hold())
@@ -560,6 +564,9 @@ class _Episode(Conversation):
                 trajectory.turn_rewards += [0.0] * without + [reply.reward]
                 trajectory.reward = AgentReward("scored", sum(trajectory.turn_rewards))
             messages = reply.messages or []
+            if problem := _too_long(messages):
+                trajectory.failure = AgentReward("data_error", reason=problem)
+                return
             trajectory.messages += messages
             if reply.done or not messages or len(trajectory.turns) >= self._agent.limits.turns:
                 return
@@ -586,3 +593,11 @@ class _Episode(Conversation):
             self.trajectory.reward = AgentReward(reply.outcome, reason=reply.reason)
         elif reply.reward is not None:
             self.trajectory.reward = AgentReward("scored", reply.reward)
+
+
+def _too_long(messages: Sequence[dict[str, Any]] | None) -> str:
+    """Return why messages of an environment cannot be tokenised; empty if they can."""
+    size = sum(len(str(message)) for message in messages or [])
+    if size <= _MOST_CHARACTERS:
+        return ""
+    return f"its messages have {size:,} characters; an environment may show {_MOST_CHARACTERS:,} at once"
