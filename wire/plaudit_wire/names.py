@@ -92,6 +92,10 @@ class Names:
         """Return the key of a session that a caller's client of the Open Reward Standard has; it lapses."""
         return f"{self.prefix}session:http.{caller}:task:{session}"
 
+    def open_reward_sizes(self, caller: str) -> str:
+        """Return the key of the bytes that each of these sessions of a caller holds."""
+        return f"{self.prefix}session:http.{caller}:tasks"
+
     def stream(self, stream: Stream) -> str:
         """Return the key of a stream that carries work."""
         return self.prefix + stream

@@ -45,7 +45,7 @@ _CLIENT = (
     Grant("group:*", f"{_GROUP} unlink"),
     *_KEEP,
     Grant("open sessions", "zadd zrem zscore zrangebyscore"),
-    Grant("session:*", "hget hmget hset hdel hlen hkeys hrandfield unlink"),
+    Grant("session:*", "hget hmget hset hdel hlen hkeys hgetall hrandfield unlink"),
     Grant("session:*", "xadd xdel xread zadd zrem zscore zrangebyscore zremrangebyrank expire"),
     Grant("in_work", "hmget hset hincrby hdel"),
     Grant("leases", "hmget hset"),

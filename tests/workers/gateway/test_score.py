@@ -5,8 +5,10 @@ import json
 from typing import Any
 
 import pytest
+import redis.asyncio as redis
 
 from plaudit_client import AuthenticationError, InvalidSampleError, RewardClient
+from plaudit_workers.service import application
 from plaudit_workers.service.build import scoring_version
 
 RIGHT = {"response": "4", "ground_truth": "4"}
@@ -156,6 +158,28 @@ async def test_candidates_of_an_open_reward_session_are_scored_together(start_se
         assert large.status_code == 413
         await http.post("/delete")
         assert (await http.post("/ping")).status_code == 410
+
+
+async def test_sessions_of_one_token_fill_their_own_room(
+    start_service: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "_MOST_BYTES_OF_CALLER", 3 << 20)
+    task = {"task_spec": {"prompt": "p" * 1_000_000}}
+    async with start_service(GROUP, workers=0) as service, start_gateway(service) as gateway, gateway.http() as http:
+
+        async def create(session: str, **headers: str) -> int:
+            http.headers["x-session-id"] = session
+            return (await http.post("/create", json=task, headers=headers)).status_code
+
+        assert [await create(session) for session in ("a", "b", "b", "c", "d")] == [200, 200, 200, 200, 429]
+        assert await create("d", authorization=f"Bearer {OTHER}") == 200
+        await http.post("/delete", headers={"x-session-id": "a"})
+        assert [await create(session) for session in ("d", "e")] == [200, 429]
+        # Sessions that have lapsed make room.
+        async with redis.Redis.from_url(service.server.url, password=service.server.password) as commands:
+            for key in [key async for key in commands.scan_iter("*:task:b")]:
+                await commands.delete(key)
+        assert await create("e") == 200
 
 
 def events_of(response: Any) -> dict[str, str]:

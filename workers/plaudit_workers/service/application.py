@@ -420,7 +420,11 @@ def _result(answer: SampleAnswer) -> GatewayResult:
 
 _SESSION_KEPT_S = 900
 """Of the Open Reward Standard, since its last request, as its own server keeps one; clients ping every ten seconds."""
+_SIZES_KEPT_S = 24 * 3600
 _MOST_TASK_BYTES = 1 << 20
+_MOST_BYTES_OF_CALLER = 64 << 20
+_BYTES_OF_SESSION = 512
+"""What Redis needs for one beside its task."""
 _PING_S = 10.0
 _EVENT_CHARACTERS = 1 << 14
 """Clients read a stream by lines of bounded length."""
@@ -447,6 +451,7 @@ class OpenRewardSessions:
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
         self._redis = callers.transport.commands
+        self._names = callers.transport.names
 
     async def begin(self, request: Request, caller: str, task: dict[str, Any]) -> Response:
         """Keep the task of a session, as ``/create`` gives it; a repeat replaces it."""
@@ -457,14 +462,39 @@ class OpenRewardSessions:
         if (await self._callers.memory())["is_short"]:
             raise RefusedRequestError(429, "busy", "Redis's memory is short: repeat later", retry_after_s=1)
         key, session = self._key(request, caller), request.headers[_SESSION_HEADER]
-        async with self._redis.pipeline(transaction=False) as both:
-            await both.hset(key, "task", encoded).expire(key, _SESSION_KEPT_S).execute()
+        sizes, num_bytes = self._names.open_reward_sizes(caller), len(encoded) + _BYTES_OF_SESSION
+        if await self._held_bytes(caller, session) + num_bytes > _MOST_BYTES_OF_CALLER:
+            problem = (
+                f"the tasks of this token's sessions have {_MOST_BYTES_OF_CALLER >> 20} MiB: POST /delete ends one"
+            )
+            raise RefusedRequestError(429, "busy", problem, retry_after_s=10)
+        async with self._redis.pipeline(transaction=False) as all_of_it:
+            all_of_it.hset(sizes, session, num_bytes)
+            all_of_it.hset(key, "task", encoded)
+            all_of_it.expire(key, _SESSION_KEPT_S)
+            all_of_it.expire(sizes, _SIZES_KEPT_S)
+            await all_of_it.execute()
         return JSONResponse({"sid": session})
+
+    async def _held_bytes(self, caller: str, session: str) -> int:
+        """Return the bytes of a caller's other sessions; forget those that have lapsed once they are too many."""
+        sizes = self._names.open_reward_sizes(caller)
+        held = {name.decode(): int(size) for name, size in (await self._of(self._redis.hgetall(sizes))).items()}
+        if sum(held.values()) > _MOST_BYTES_OF_CALLER - _MOST_TASK_BYTES:
+            names = [*held]
+            async with self._redis.pipeline(transaction=False) as all_of_them:
+                for name in names:
+                    all_of_them.hlen(self._names.open_reward_session(caller, name))
+                exist = await all_of_them.execute()
+            if lapsed := [name for name, fields in zip(names, exist, strict=True) if not fields]:
+                await self._of(self._redis.hdel(sizes, *lapsed))
+            held = {name: size for name, size in held.items() if name not in lapsed}
+        return sum(size for name, size in held.items() if name != session)
 
     async def task(self, request: Request, caller: str) -> dict[str, Any]:
         """Return the task of a request's session. Raise ``RefusedRequestError`` for one that has ended."""
         await self.keep(request, caller)
-        encoded = await cast(Awaitable[bytes | None], self._redis.hget(self._key(request, caller), "task"))
+        encoded = await self._of(self._redis.hget(self._key(request, caller), "task"))
         if encoded is None:
             raise _ended()
         return cast(dict[str, Any], msgspec.json.decode(encoded))
@@ -477,15 +507,22 @@ class OpenRewardSessions:
 
     async def end(self, request: Request, caller: str) -> Response:
         """Delete a session."""
+        session = request.headers.get(_SESSION_HEADER, "")
         await self._redis.unlink(self._key(request, caller))
-        return JSONResponse({"sid": request.headers[_SESSION_HEADER]})
+        await self._of(self._redis.hdel(self._names.open_reward_sizes(caller), session))
+        return JSONResponse({"sid": session})
+
+    @staticmethod
+    async def _of(answer: Any) -> Any:
+        """Return the answer to a command; redis-py's types allow a client without a loop as well."""
+        return await answer
 
     def _key(self, request: Request, caller: str) -> str:
         session = request.headers.get(_SESSION_HEADER, "")
         if not SAMPLE_ID.fullmatch(session):
             problem = f"{_SESSION_HEADER}: {session[:80]!r} names no session: POST /create_session gives a name"
             raise RefusedRequestError(400, "invalid_session", problem)
-        return self._callers.transport.names.open_reward_session(caller, session)
+        return self._names.open_reward_session(caller, session)
 
 
 _SESSION_HEADER = "x-session-id"
