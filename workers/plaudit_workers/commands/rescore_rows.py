@@ -269,7 +269,7 @@ class _ServiceScorer(msgspec.Struct):
     scope: str
 
 
-class ServiceDescription(msgspec.Struct):
+class DescribedService(msgspec.Struct):
     """Hold what is read of a reward service's description of itself."""
 
     job: str
@@ -279,7 +279,7 @@ class ServiceDescription(msgspec.Struct):
 class ServiceScorers:
     """Score by a reward service, over HTTP and at its limits."""
 
-    def __init__(self, client: plaudit_client.RewardClient, description: ServiceDescription) -> None:
+    def __init__(self, client: plaudit_client.RewardClient, description: DescribedService) -> None:
         self.names = [scorer.name for scorer in description.scorers]
         self.version = f"{description.job} at {client.url}: {', '.join(self.names)}"
         self.scores_groups = any(scorer.scope == "group" for scorer in description.scorers)
@@ -334,7 +334,7 @@ async def scorers_of_service(url: str, token: str) -> AsyncIterator[ServiceScore
     """Connect to a reward service."""
     try:
         client = plaudit_client.RewardClient(url, token, timeout_s=_HTTP_TIMEOUT_S)
-        description = msgspec.convert(await client.service(), ServiceDescription)
+        description = msgspec.convert(await client.service(), DescribedService)
     except (plaudit_client.RewardError, ValueError) as error:
         raise ServiceError(f"--url {url}: {error}") from error
     async with client:
