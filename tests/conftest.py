@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,8 @@ from plaudit_workers.launch.redis import RedisServer
 
 EXAMPLES = int(os.environ.get("PLAUDIT_EXAMPLES", "10"))
 """Examples for each property: 40 in CI, and for an occasional long search ``PLAUDIT_EXAMPLES=1000 make test``."""
+ALL_CASES = EXAMPLES >= 40
+"""Whether a suite has all cases of a test that is marked ``alike``; else it has every third."""
 gc.disable()  # until all tests are collected: a sixth of the time to import them
 settings.register_profile("plaudit", max_examples=EXAMPLES, deadline=None)
 settings.load_profile("plaudit")
@@ -100,6 +103,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for path, nodeid in files.items()
     }
     items.sort(key=lambda item: places[item.path])
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")  # of what -m has chosen
+def pytest_keep_some(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep every third case of those that are alike, in a suite (``-m``); who names a file or a test gets all."""
+    if ALL_CASES or not config.getoption("markexpr"):
+        return
+    numbers: Counter[str] = Counter()
+    left = []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("alike"):
+            numbers[test] += 1
+            if numbers[test] % 3 != 1:
+                left.append(item)
+    config.hook.pytest_deselected(items=left)
+    without = set(left)
+    items[:] = [item for item in items if item not in without]
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")  # of what -m has chosen

@@ -32,6 +32,7 @@ def of(program: str) -> list[pages.Command]:
     return [command for command in COMMANDS if command.words[0] == program and len(command.words) > 1]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("command", of("plaudit"), ids=str)
 def test_plaudit_knows_the_command(command: pages.Command, capsys: pytest.CaptureFixture[str]):
     words = [_PLACEHOLDER.get(word, word) for word in command.words[1:] if word != "…"]
@@ -76,6 +77,7 @@ def test_the_makefile_has_the_target(command: pages.Command):
         assert word in targets or "=" in word, word
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("command", [c for p in ("kubectl", "helm") for c in of(p) if c.words[1] != "plaudit"], ids=str)
 def test_kubectl_and_helm_know_the_options(command: pages.Command, path_with_cluster: str):
     program = shutil.which(command.words[0], path=path_with_cluster)

@@ -52,6 +52,7 @@ def test_the_machine_stays_as_the_agent_left_it(machine: Machine) -> None:
     assert not list(machine.folder.parent.glob(".*verify*"))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_an_agent_plants_earns_nothing(machine: Machine, attack: str) -> None:
     agent(machine, attack)

@@ -113,6 +113,7 @@ def observed_audits(prometheus: Any) -> Iterator[None]:
     server.server_close()
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("expression", QUERIES)
 def test_a_query_of_a_dashboard_finds_something(
     observed_run: Any,

@@ -340,6 +340,7 @@ def assert_zero(score: Score) -> None:
     assert msgspec.msgpack.encode(score)  # whatever the program raised, the score can travel
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ENDS)
 def test_a_program_that_ends_itself_scores_0(score: ScoreProgram, name: str, form: str) -> None:
@@ -355,12 +356,14 @@ def test_a_program_that_sends_signals_scores_0(score: ScoreProgram, name: str) -
         assert_zero(score(wrong, ground_truth))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", LIMITS)
 def test_a_program_at_its_limits_scores_0(score: ScoreProgram, name: str) -> None:
     assert_zero(score(LIMITS[name], PRINTS, asScript=True))
     assert_zero(score(f"def f(*_):\n    exec({LIMITS[name]!r}, {{}})", ASSERTS))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_that_is_wrong_scores_0(score: ScoreProgram, name: str) -> None:
     assert_zero(score(VALUES[name], RETURNS))
@@ -369,12 +372,14 @@ def test_a_value_that_is_wrong_scores_0(score: ScoreProgram, name: str) -> None:
     assert_zero(score(VALUES[name], {"assert_case": [computed]}))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", ESCAPES)
 def test_a_program_that_reaches_around_its_call_scores_0(score: ScoreProgram, name: str) -> None:
     for form, ground_truth in FORMS.items():
         assert_zero(score(ESCAPES[name], ground_truth, **({"asScript": True} if form == "program" else {})))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_output_that_is_wrong_scores_0(score: ScoreProgram, name: str, mode: str) -> None:

@@ -85,6 +85,7 @@ NO_TESTS = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("program", "texts"), RIGHT)
 def test_a_right_program_passes(worker: Worker, program: str, texts: list[str]) -> None:
     score = worker.score_cases(program, {"assert_case": texts})

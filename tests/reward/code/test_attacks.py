@@ -300,6 +300,7 @@ def test_every_attempt_of_an_attack_is_refused(worker: Worker, surroundings: str
     assert_next_sample_is_scored_right(worker)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", MISFORTUNES)
 def test_a_program_that_misbehaves_costs_its_own_sample_and_says_why(worker: Worker, name: str) -> None:
     program, failure = MISFORTUNES[name]

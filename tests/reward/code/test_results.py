@@ -200,6 +200,7 @@ FENCED = [
 ]
 
 
+@pytest.mark.alike
 @IN_ONE_STATE
 @pytest.mark.parametrize(("response", "value"), FENCED)
 def test_a_program_is_found_between_fences(worker: Worker, response: str, value: float) -> None:

@@ -164,6 +164,7 @@ BLAMED: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("response", "expected"), BLAMED)
 async def test_only_the_sample_to_blame_fails(
     open_scorer: Open, make_sample: MakeSample, response: str, expected: Any

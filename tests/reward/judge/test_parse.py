@@ -164,6 +164,7 @@ NOT_READ: list[tuple[Parser, str, str]] = [
 ]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("parser", "answer", "words"), NOT_READ)
 async def test_an_answer_without_a_number_is_a_data_error(
     parser: Parser, answer: str, words: str, make_sample: Make

@@ -32,6 +32,7 @@ def test_the_cases_hold_both_kinds_of_answers() -> None:
     assert min(sum(case["want"] == value for case in CASES) for value in (0.0, 1.0)) >= 200
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_case_has_the_value_that_a_careful_person_gives(kind: str) -> None:
     wrong: list[Any] = []
@@ -108,6 +109,7 @@ def test_any_text_gets_a_score_and_a_boxed_truth_is_right(answer: list[str], tru
     assert _graded("".join(answer), "".join(truth)).value in (0.0, 1.0)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "response",
     [
