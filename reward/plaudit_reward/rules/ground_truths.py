@@ -36,10 +36,14 @@ _REMOVE = "remove the row, or give its answer"
 Check = Callable[[Mapping[str, Any], Any], str | None]
 
 
+def _no_text(truth: Any) -> str:
+    return f"is missing: {_REMOVE}" if truth is None else f"is {type(truth).__name__}, not text: write it in quotes"
+
+
 def _answer_problem(truth: Any) -> str | None:
     """Return what is wrong with a truth that should be a mathematical answer, for every rule."""
     if not isinstance(truth, str):
-        return f"is {type(truth).__name__}, not text: write it in quotes"
+        return _no_text(truth)
     if not truth.strip():
         return f"is blank: {_REMOVE}"
     found = final_truth(truth)
@@ -98,7 +102,7 @@ def _geo3k(arguments: Mapping[str, Any], truth: Any) -> str | None:
 
 def _gsm8k(arguments: Mapping[str, Any], truth: Any) -> str | None:
     if not isinstance(truth, str):
-        return f"is {type(truth).__name__}, not text: write it in quotes"
+        return _no_text(truth)
     try:
         number = gsm8k_truth(truth)
     except DataError:

@@ -64,10 +64,19 @@ async def test_a_named_rule_scores_any_source(open_rule: OpenRule, make_sample: 
     assert (await pipeline.score(make_sample("it is 4", data_source="copy"))).value == 1.0
 
 
-async def test_a_bad_ground_truth_is_the_samples_outcome(open_rule: OpenRule, make_sample: MakeSample) -> None:
-    scoring = await (await open_rule()).score(make_sample(ground_truth=4))
+@pytest.mark.parametrize(
+    ("truth", "reason"),
+    [
+        (4, "ground_truth 4 is int, not text: write it in quotes"),
+        (None, "ground_truth None is missing: remove the row, or give its answer"),
+    ],
+)
+async def test_a_bad_ground_truth_is_the_samples_outcome(
+    open_rule: OpenRule, make_sample: MakeSample, truth: Any, reason: str
+) -> None:
+    scoring = await (await open_rule()).score(make_sample(ground_truth=truth))
     assert (scoring.outcome, scoring.value) == ("data_error", None)
-    assert "ground_truth 4 is int, not text: write it in quotes" in (scoring.reason or "")
+    assert reason in (scoring.reason or "")
 
 
 @pytest.mark.parametrize(
