@@ -168,6 +168,13 @@ def sends_a_result_that_nothing_asked_for():
     time.sleep(60)
 
 
+def sends_a_result_of_another_kind():
+    from plaudit_wire.frames import frame
+    from plaudit_workers.agents.messages import EnvironmentReply
+    write_to_wire(frame([EnvironmentReply(number, reward=1.0) for number in range(1, 4)]))
+    time.sleep(60)
+
+
 def sends_a_message_without_end():
     write_to_wire(struct.pack("<I", 2**32 - 1) + bytes(70 << 20))
     time.sleep(60)
@@ -252,6 +259,7 @@ ENDS = {
     "sends_what_is_no_message": ("killed", "sent something that is no message"),
     "sends_an_empty_message": ("killed", "sent a message that nothing asked for"),
     "sends_a_result_that_nothing_asked_for": ("killed", "sent a message that nothing asked for"),
+    "sends_a_result_of_another_kind": ("killed", "sent a message that nothing asked for"),
     "sends_a_message_without_end": ("killed", "sent a message of more than 64 MiB"),
     "replaces_its_protocol": ("killed", "sent something that is no message"),
     "exits": ("error", "SystemExit: 3"),

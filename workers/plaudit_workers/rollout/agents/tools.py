@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from plaudit_job.spec.rollout import AgentSpec
 from plaudit_wire.messages import Prompt
@@ -57,6 +57,8 @@ _MOST_CHARACTERS = 1 << 20
 _MOST_USES_AT_ONCE = 64
 _MOST_SELECTIONS = 256
 """Of the agent's tools, by rows; those used last are kept."""
+
+Answer = TypeVar("Answer", ToolResult, EnvironmentReply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class ToolProcess:
         self._tools = tools
         self._create_arguments = create_arguments
         self._process: SampleProcess | None = None
-        self._awaited: dict[int, asyncio.Future[Any]] = {}
+        self._awaited: dict[int, tuple[type[ToolResult | EnvironmentReply], asyncio.Future[Any]]] = {}
         self._num_calls = 0
         self._uses: set[asyncio.Task[None]] = set()
         """Of the machine, by the process."""
@@ -169,10 +171,9 @@ class ToolProcess:
                 process = await self._forked()
             if process is None or process.died.done():
                 raise ProcessDiedError("ended before")
-            reply: EnvironmentReply = await self._answer(
-                process, lambda number: AskEnvironment(number, method, **fields), limit_s
+            return await self._answer(
+                process, EnvironmentReply, partial(AskEnvironment, method=method, **fields), limit_s
             )
-            return reply
         except TimeoutError:
             reason = f"{method} of the environment gave no answer within {limit_s:g} s"
             if process is not None:
@@ -193,7 +194,8 @@ class ToolProcess:
         create = self._create_arguments.get(name, {})
         outcome: CallOutcome = "killed"
         try:
-            result = await self._answer(process, lambda number: CallTool(number, name, call.arguments, create), limit_s)
+            message = partial(CallTool, tool=name, arguments=call.arguments, create_arguments=create)
+            result = await self._answer(process, ToolResult, message, limit_s)
             return CallEnd(result.outcome, result.text, time.monotonic() - began, wait_s, result.reward, result.done)
         except TimeoutError:
             outcome, text = "timeout", f"{name} gave no result within {limit_s:g} s"
@@ -202,11 +204,14 @@ class ToolProcess:
             text = f"the process that ran {name} {error}"
         return CallEnd(outcome, text, time.monotonic() - began, wait_s)
 
-    async def _answer(self, process: SampleProcess, message: Callable[[int], ToSample], limit_s: float) -> Any:
-        """Send the message with a number of its own; return what answers it."""
+    async def _answer(
+        self, process: SampleProcess, kind: type[Answer], message: Callable[[int], ToSample], limit_s: float
+    ) -> Answer:
+        """Send the message with a number of its own; return what answers it, which is of this kind."""
         self._num_calls += 1
         number = self._num_calls
-        answer = self._awaited[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._awaited[number] = (kind, answer)
         process.send(message(number))
         try:
             return await asyncio.wait_for(answer, limit_s)
@@ -216,9 +221,12 @@ class ToolProcess:
     def _on_message(self, message: FromSample) -> bool:
         if isinstance(message, UseMachine):
             return self._use_machine(message)
-        answer = self._awaited.pop(message.id, None) if isinstance(message, ToolResult | EnvironmentReply) else None
-        if answer is None:
+        if not isinstance(message, ToolResult | EnvironmentReply):
             return False
+        kind, answer = self._awaited.get(message.id, (None, None))
+        if answer is None or type(message) is not kind:
+            return False
+        del self._awaited[message.id]
         if not answer.done():
             answer.set_result(message)
         return True
@@ -237,7 +245,7 @@ class ToolProcess:
         return True
 
     def _on_death(self, died: asyncio.Future[str]) -> None:
-        for answer in self._awaited.values():
+        for _, answer in self._awaited.values():
             if not answer.done():
                 answer.set_exception(ProcessDiedError(died.result()))
 
