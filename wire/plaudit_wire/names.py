@@ -88,13 +88,13 @@ class Names:
         """Return the key of a client session's submissions or results."""
         return f"{self.prefix}session:{session}:{part}"
 
-    def open_reward_session(self, caller: str, session: str) -> str:
-        """Return the key of a session that a caller's client of the Open Reward Standard has; it lapses."""
-        return f"{self.prefix}session:http.{caller}:task:{session}"
+    def open_reward_session(self, token: str, session: str) -> str:
+        """Return the key of a session that a client of the Open Reward Standard has by a token; it lapses."""
+        return f"{self.prefix}session:http.{token}:task:{session}"
 
-    def open_reward_sizes(self, caller: str) -> str:
-        """Return the key of the bytes that each of these sessions of a caller holds."""
-        return f"{self.prefix}session:http.{caller}:tasks"
+    def open_reward_sizes(self, token: str) -> str:
+        """Return the key of the bytes that each of these sessions of a token holds."""
+        return f"{self.prefix}session:http.{token}:tasks"
 
     def stream(self, stream: Stream) -> str:
         """Return the key of a stream that carries work."""

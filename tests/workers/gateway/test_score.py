@@ -163,7 +163,7 @@ async def test_candidates_of_an_open_reward_session_are_scored_together(start_se
 async def test_sessions_of_one_token_fill_their_own_room(
     start_service: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "_MOST_BYTES_OF_CALLER", 3 << 20)
+    monkeypatch.setattr(application, "_MOST_BYTES_OF_TOKEN", 3 << 20)
     task = {"task_spec": {"prompt": "p" * 1_000_000}}
     async with start_service(GROUP, workers=0) as service, start_gateway(service) as gateway, gateway.http() as http:
 
@@ -172,6 +172,7 @@ async def test_sessions_of_one_token_fill_their_own_room(
             return (await http.post("/create", json=task, headers=headers)).status_code
 
         assert [await create(session) for session in ("a", "b", "b", "c", "d")] == [200, 200, 200, 200, 429]
+        assert await create("d", **{"plaudit-caller": "another-run"}) == 429
         assert await create("d", authorization=f"Bearer {OTHER}") == 200
         await http.post("/delete", headers={"x-session-id": "a"})
         assert [await create(session) for session in ("d", "e")] == [200, 429]

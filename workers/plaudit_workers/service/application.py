@@ -422,7 +422,7 @@ _SESSION_KEPT_S = 900
 """Of the Open Reward Standard, since its last request, as its own server keeps one; clients ping every ten seconds."""
 _SIZES_KEPT_S = 24 * 3600
 _MOST_TASK_BYTES = 1 << 20
-_MOST_BYTES_OF_CALLER = 64 << 20
+_MOST_BYTES_OF_TOKEN = 64 << 20
 _BYTES_OF_SESSION = 512
 """What Redis needs for one beside its task."""
 _PING_S = 10.0
@@ -445,7 +445,7 @@ _GROUPS_ONLY = {
 class OpenRewardSessions:
     """Keep the tasks of the Open Reward Standard's sessions, in Redis: any gateway may get the next request of one.
 
-    A session is named by the header ``X-Session-ID``; each caller sees its own.
+    A session is named by the header ``X-Session-ID``; each token sees its own.
     """
 
     def __init__(self, callers: Callers) -> None:
@@ -462,11 +462,9 @@ class OpenRewardSessions:
         if (await self._callers.memory())["is_short"]:
             raise RefusedRequestError(429, "busy", "Redis's memory is short: repeat later", retry_after_s=1)
         key, session = self._key(request, caller), request.headers[_SESSION_HEADER]
-        sizes, num_bytes = self._names.open_reward_sizes(caller), len(encoded) + _BYTES_OF_SESSION
-        if await self._held_bytes(caller, session) + num_bytes > _MOST_BYTES_OF_CALLER:
-            problem = (
-                f"the tasks of this token's sessions have {_MOST_BYTES_OF_CALLER >> 20} MiB: POST /delete ends one"
-            )
+        sizes, num_bytes = self._names.open_reward_sizes(token_of(caller)), len(encoded) + _BYTES_OF_SESSION
+        if await self._held_bytes(caller, session) + num_bytes > _MOST_BYTES_OF_TOKEN:
+            problem = f"the tasks of this token's sessions have {_MOST_BYTES_OF_TOKEN >> 20} MiB: POST /delete ends one"
             raise RefusedRequestError(429, "busy", problem, retry_after_s=10)
         async with self._redis.pipeline(transaction=False) as all_of_it:
             all_of_it.hset(sizes, session, num_bytes)
@@ -478,13 +476,13 @@ class OpenRewardSessions:
 
     async def _held_bytes(self, caller: str, session: str) -> int:
         """Return the bytes of a caller's other sessions; forget those that have lapsed once they are too many."""
-        sizes = self._names.open_reward_sizes(caller)
+        sizes = self._names.open_reward_sizes(token_of(caller))
         held = {name.decode(): int(size) for name, size in (await self._of(self._redis.hgetall(sizes))).items()}
-        if sum(held.values()) > _MOST_BYTES_OF_CALLER - _MOST_TASK_BYTES:
+        if sum(held.values()) > _MOST_BYTES_OF_TOKEN - _MOST_TASK_BYTES:
             names = [*held]
             async with self._redis.pipeline(transaction=False) as all_of_them:
                 for name in names:
-                    all_of_them.hlen(self._names.open_reward_session(caller, name))
+                    all_of_them.hlen(self._names.open_reward_session(token_of(caller), name))
                 exist = await all_of_them.execute()
             if lapsed := [name for name, fields in zip(names, exist, strict=True) if not fields]:
                 await self._of(self._redis.hdel(sizes, *lapsed))
@@ -509,7 +507,7 @@ class OpenRewardSessions:
         """Delete a session."""
         session = request.headers.get(_SESSION_HEADER, "")
         await self._redis.unlink(self._key(request, caller))
-        await self._of(self._redis.hdel(self._names.open_reward_sizes(caller), session))
+        await self._of(self._redis.hdel(self._names.open_reward_sizes(token_of(caller)), session))
         return JSONResponse({"sid": session})
 
     @staticmethod
@@ -522,7 +520,7 @@ class OpenRewardSessions:
         if not SAMPLE_ID.fullmatch(session):
             problem = f"{_SESSION_HEADER}: {session[:80]!r} names no session: POST /create_session gives a name"
             raise RefusedRequestError(400, "invalid_session", problem)
-        return self._names.open_reward_session(caller, session)
+        return self._names.open_reward_session(token_of(caller), session)
 
 
 _SESSION_HEADER = "x-session-id"
