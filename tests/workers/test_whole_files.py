@@ -153,7 +153,7 @@ def test_writers_that_replace_one_folder_at_once_leave_one_whole(tmp_path):
             with whole_folder(target) as temporary:
                 for name in ("a", "b"):
                     (temporary / name).write_text(f"{number} {round_}")
-                together.wait()
+                together.wait(timeout=60)
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(write, range(4)))

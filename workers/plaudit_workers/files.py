@@ -34,6 +34,8 @@ _REPLACING = "replacing-"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_SWEPT = (FileNotFoundError, NotADirectoryError)
+"""Another process removed a temporary folder; one that swept a moment later may hold a file in its place."""
 
 
 @contextmanager
@@ -93,7 +95,7 @@ def temporary_folder(target: Path) -> tuple[Path, FileLock]:
         folder.mkdir()
         try:
             lock = FileLock.try_acquire(folder / _LOCK)
-        except FileNotFoundError:
+        except _SWEPT:
             continue  # another process swept the folder before it was locked
         if lock is not None:
             return folder, lock
@@ -182,7 +184,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def _sweep(folder: Path, pattern: str) -> None:
     for path in folder.glob(pattern):
-        with suppress(FileNotFoundError):  # its writer has finished meanwhile
+        with suppress(*_SWEPT):  # its writer has finished meanwhile
             lock = FileLock.try_acquire(path / _LOCK if path.is_dir() else path)
             if lock is not None:
                 remove(path)
@@ -278,5 +280,5 @@ def _create_or_open(path: Path) -> tuple[int, bool]:
 def _is_at(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
+    except _SWEPT:
         return False
