@@ -24,7 +24,7 @@ from plaudit_workers.launch.redis import RedisServer
 EXAMPLES = int(os.environ.get("PLAUDIT_EXAMPLES", "10"))
 """Examples for each property: 40 in CI, and for an occasional long search ``PLAUDIT_EXAMPLES=1000 make test``."""
 ALL_CASES = EXAMPLES >= 40
-"""Whether a suite has all cases of a test that is marked ``alike``; else it has every third."""
+"""True if a suite runs all cases of a test that is marked ``alike``, False if it runs every third."""
 gc.disable()  # until all tests are collected: a sixth of the time to import them
 settings.register_profile("plaudit", max_examples=EXAMPLES, deadline=None)
 settings.load_profile("plaudit")
@@ -111,26 +111,27 @@ def pytest_keep_some(config: pytest.Config, items: list[pytest.Item]) -> None:
     if ALL_CASES or not config.getoption("markexpr"):
         return
     numbers: Counter[str] = Counter()
-    left = []
+    kept = []
     for item in items:
         test = item.nodeid.partition("[")[0]
-        if item.get_closest_marker("alike"):
-            numbers[test] += 1
-            if numbers[test] % 3 != 1:
-                left.append(item)
-    config.hook.pytest_deselected(items=left)
-    without = set(left)
-    items[:] = [item for item in items if item not in without]
+        if not item.get_closest_marker("alike") or numbers[test] % 3 == 0:
+            kept.append(item)
+        numbers[test] += 1
+    _keep(config, items, kept)
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")  # of what -m has chosen
 def pytest_keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of PART. Those of one file are spread over all parts, and so are its seconds."""
     number, parts = (int(each) for each in PART.split("/"))
-    kept = items[number - 1 :: parts]
     if parts > 1:
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        items[:] = kept
+        _keep(config, items, items[number - 1 :: parts])
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    among = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in among])
+    items[:] = kept
 
 
 @pytest.hookimpl(trylast=True)

@@ -67,7 +67,7 @@ class World:
         self.relist()
 
     def read(self, name: str, namespace: str, *, is_last: bool = False) -> dict[str, Any] | None:
-        """The job's progress, as its metrics service reports it; a slow one only to whoever asks it twice."""
+        """The job's progress; a slow metrics service answers the last question when it is repeated."""
         if self.metrics_are_slow:
             self.metrics_are_slow = not is_last
             return None if is_last else {}

@@ -191,7 +191,7 @@ def test_a_cluster_without_agent_sandbox_is_refused_by_name(api: Api) -> None:
 
 
 class LocalPod(PodMachine):
-    """A pod whose files are an archive of the test, so that nothing of it needs a process."""
+    """A pod whose files come from an archive that the test wrote, so that no process has to run in it."""
 
     archive = b""
     is_full = ends = False

@@ -105,8 +105,8 @@ class ProgressReader:
             if time.monotonic() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
                 return {}
             if key not in self._pending:
-                address, within_s = self._address_of(name, namespace), self._last_within_s
-                fetched = self._fetch(address, within_s) if is_last else self._fetch(address, _REQUEST_WITHIN_S)
+                within_s = self._last_within_s if is_last else _REQUEST_WITHIN_S
+                fetched = self._fetch(self._address_of(name, namespace), within_s)
                 self._pending[key] = self._background.submit(
                     asyncio.wait_for(fetched, within_s) if is_last else fetched
                 )

@@ -55,7 +55,7 @@ def send(connection: socket.socket, body: bytes, headers: str = "", status: str 
 
 
 def last(reader: ProgressReader) -> JobProgress:
-    """What an operator that asks again reads in the end."""
+    """Ask again until there is an answer, as the operator does."""
     while (progress := reader.read("job", "team", is_last=True)) is None:
         pass
     return progress

@@ -424,7 +424,7 @@ _SIZES_KEPT_S = 24 * 3600
 _MOST_TASK_BYTES = 1 << 20
 _MOST_BYTES_OF_TOKEN = 64 << 20
 _BYTES_OF_SESSION = 512
-"""What Redis needs for one beside its task."""
+"""Bytes that a session takes in Redis in addition to its task."""
 _PING_S = 10.0
 _EVENT_CHARACTERS = 1 << 14
 """Clients read a stream by lines of bounded length."""
