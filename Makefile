@@ -72,7 +72,7 @@ check: install ## format, lint, types, import order, generated files, links of t
 	$(BIN)/python docs/site/build.py --check
 
 # They wait a third of the time.
-test: PROCESSES = 5
+test: PROCESSES = 6
 test: install promtool ## the tests of every part, against real Redis, child processes, Prometheus (6 minutes)
 	$(TESTS) $(OF_PARTS) -m "not (engines or containers or $(LOCAL))"
 

@@ -48,6 +48,7 @@ def check(answer: Any, sent: object) -> None:
         assert "Traceback" not in answer.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("service", ["gateway", "metrics"])
 def test_what_a_document_allows_is_answered(house: House, service: str) -> None:
     from schemathesis import GenerationMode

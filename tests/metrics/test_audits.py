@@ -98,6 +98,7 @@ def test_a_length_hack_from_step_80_is_found_within_seventy_steps(seed):
     assert 80 < alarm <= 150
 
 
+@pytest.mark.long
 def test_a_hack_of_one_data_source_is_found_and_forgotten_when_the_source_no_longer_occurs():
     code = (0.4, STORIES["length hack"])
     alarm = first_alarm("healthy", 250, code=code)

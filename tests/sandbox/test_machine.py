@@ -165,6 +165,7 @@ def test_a_command_reads_what_it_is_given(machine: Machine) -> None:
     assert read.output == "given"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_many_commands_at_once_get_their_own_input_and_output(tmp_path: Path, run: Callable[..., Any]) -> None:
     tmp_path.chmod(0o755)

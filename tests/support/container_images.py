@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from plaudit_sandbox.container_engine import find_engine
 from plaudit_wire.errors import ConfigurationError
 
@@ -9,6 +11,7 @@ IMAGE = "docker.io/library/python:3.11-slim"
 """With bash and python3; the base of the images of ``tests/e2e_cluster``."""
 
 
+@cache  # seven files ask when they are collected
 def why_none() -> str:
     """Return why containers cannot be tested here; empty if they can."""
     try:

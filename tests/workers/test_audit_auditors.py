@@ -53,6 +53,7 @@ def audit_of(run: Path, capsys: Capture) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_hacked_reward_is_found_and_its_samples_are_named(tmp_path: Path, capsys: Capture) -> None:
     run = store_run(tmp_path, hacked=True)
     (auditor,) = audit_of(run, capsys)["auditors"]

@@ -31,6 +31,7 @@ def test_every_command_but_run_works_without_heavy_packages():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_gateway_and_reward_models_load_nothing_that_reads_stored_samples():
     program = "import sys; sys.modules.update(dict.fromkeys(('pyarrow', 'numpy'))); "
     program += "import plaudit_workers.gateway, plaudit_model_server.api"
@@ -44,6 +45,7 @@ def test_the_modules_that_the_gpu_image_imports_exist():
     assert [module for module in modules if importlib.util.find_spec(module) is None] == []
 
 
+@pytest.mark.long
 def test_images_need_no_metadata_of_the_distributions():
     """They hold the packages alone."""
     documents = (

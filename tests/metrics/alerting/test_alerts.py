@@ -46,6 +46,7 @@ def promtool() -> str:
     return program
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["operator", "run"])
 def test_every_case_ends_as_it_must(promtool: str, tmp_path: Path, where: str) -> None:
     """Each file of alerts beside the recorded series; promtool evaluates all rules that it is given in every case."""

@@ -55,6 +55,7 @@ def test_every_routed_source_has_rows() -> None:
     assert all(any(source.startswith(prefix) for source in sources) for prefix in PREFIXES)
 
 
+@pytest.mark.long
 def test_results_are_verls_where_verl_has_one(results: list[Result]) -> None:
     different = [
         (case.data_source, case.response, case.ground_truth, score, row["verl"])

@@ -81,6 +81,7 @@ def a_job(spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "a"}, "spec": spec}
 
 
+@pytest.mark.long
 @given(specs)
 def test_a_written_job_reads_as_the_same_job(spec: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as name:

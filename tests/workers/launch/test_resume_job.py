@@ -152,6 +152,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_one_program_holds_the_folder_of_a_run_until_it_ends_however_it_ends(
     run: Prepared, capsys: pytest.CaptureFixture[str]
 ) -> None:

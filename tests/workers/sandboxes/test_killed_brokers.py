@@ -149,6 +149,7 @@ async def live(world: World, broker: Brokers, warm: int, calls: int) -> None:
     assert not [holder for holder in await world.held() if not holder.startswith("warm ")]
 
 
+@pytest.mark.long
 async def test_whenever_a_broker_is_killed_each_sample_gets_its_own_machine_and_verdict(
     world: World, broker: Brokers
 ) -> None:

@@ -127,6 +127,7 @@ async def test_sigterm_ends_it_gracefully_and_it_answers_probes(start_process: M
     assert process.returncode == 0
 
 
+@pytest.mark.long
 async def test_children_die_with_a_killed_worker_even_when_they_hang(
     start_process: Make, tmp_path: Path, runs: Callable[[int], bool]
 ) -> None:

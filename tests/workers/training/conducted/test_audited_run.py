@@ -57,6 +57,7 @@ def drawn_groups(folder: Path, share: float) -> set[str]:
     return drawn
 
 
+@pytest.mark.long
 async def test_audits_reach_the_figures_of_later_steps(
     simulation: Simulation, make_plan: Callable[..., RunPlan], audited: Callable[[float], dict[str, AuditSpec]]
 ) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from delta_series import DeltaSeries
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.training.publish import prune_weights
@@ -55,6 +57,7 @@ async def test_a_version_whose_delta_is_damaged_is_written_whole_once_and_the_ru
     assert 0 < simulation.steps()[-1].statistics["training/published_bytes"] < whole / 2
 
 
+@pytest.mark.long
 async def test_rollouts_follow_the_next_trainer_whose_deltas_begin_anew(simulation: Any, make_plan: MakePlan) -> None:
     simulation.policy_class = Deltas
     plan = make_plan(steps=6, checkpoint_every_steps=1)

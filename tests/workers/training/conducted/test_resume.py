@@ -379,6 +379,7 @@ async def test_a_run_goes_on_from_another_runs_checkpoint(
 DATA = [DataFacts([FileFacts("train.jsonl", rows, f"{rows}")]) for rows in (1000, 2000)]
 
 
+@pytest.mark.long
 async def test_a_run_from_another_runs_checkpoint_begins_other_data_at_its_beginning(
     simulation: Any, make_plan: MakePlan, redis_server: RedisServer, run_name: str, tmp_path: Any
 ) -> None:

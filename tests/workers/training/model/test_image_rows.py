@@ -125,6 +125,7 @@ def _turned(images, digest):
     return images.add(file.getvalue())
 
 
+@pytest.mark.long
 def test_a_checkpoint_resumes_bit_for_bit(begin, tmp_path):
     _, images, rows, through = begin()
     batches = [random_batch(images, rows, seed) for seed in range(3)]
@@ -139,6 +140,7 @@ def test_a_checkpoint_resumes_bit_for_bit(begin, tmp_path):
     torch.testing.assert_close(full_state(resumed), full_state(through), atol=0, rtol=0)
 
 
+@pytest.mark.long
 def test_published_weights_and_exports_are_whole_models(begin, tmp_path, vision_model):
     job, images, rows, policy = begin()
     policy.update(random_batch(images, rows, seed=5))

@@ -89,6 +89,7 @@ def test_gradients_are_the_same_bit_by_bit(model_folder):
     torch.testing.assert_close(gradients[1], gradients[0], atol=0, rtol=0)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_checkpointing_and_the_chunked_head_keep_a_twentieth():
     before, _ = saved_bytes("none", 64)
@@ -106,6 +107,7 @@ def two_ranks() -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("checkpointing", "num_tokens"), [("none", 64), ("layers", 2048)])
 def test_two_ranks_that_compute_a_row_together_keep_half_each(checkpointing, num_tokens, two_ranks):
