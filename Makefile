@@ -73,7 +73,7 @@ check: install ## format, lint, types, import order, generated files, links of t
 
 # They wait a third of the time.
 test: PROCESSES = 6
-test: install promtool ## the tests of every part, against real Redis, child processes, Prometheus (6 minutes)
+test: install promtool ## the tests of every part, against real Redis, child processes, Prometheus (5 minutes)
 	$(TESTS) $(OF_PARTS) -m "not (engines or containers or $(LOCAL))"
 
 MINUTES ?= 10

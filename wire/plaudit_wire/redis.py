@@ -330,6 +330,7 @@ class RedisAddress:
         """Raise ``ValueError`` if ``url`` is none of a Redis; it may hold a password, and is not shown."""
         try:
             parse_url(self.url)
+            int(urlsplit(self.url).path.strip("/") or 0)  # redis-py takes any other text for database 0
         except ValueError as error:
             raise ValueError(
                 f"the URL of Redis cannot be read ({error}): write redis://host:port/0, or rediss:// for TLS"

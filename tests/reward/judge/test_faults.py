@@ -290,10 +290,10 @@ async def test_requests_that_hang_while_others_get_answers_do_not_open_the_circu
     server: Any, faults: Any, make_judge: Make, make_sample: Make
 ) -> None:
     """Ten of 30 hang and time out in the same moment, when the answers to the others have long arrived."""
-    server.reply = lambda request, number: faults.Reply(after_s=9 if number <= 10 else 0)
+    server.reply = lambda request, number: faults.Reply(after_s=30 if number <= 10 else 0)
     judge = await make_judge()
     ended = await asyncio.gather(
-        *(judge.score(make_sample(index=i), Attempt(0.5)) for i in range(30)), return_exceptions=True
+        *(judge.score(make_sample(index=i), Attempt(2.0)) for i in range(30)), return_exceptions=True
     )
     assert sum(isinstance(one, CallTimeoutError) for one in ended) == 10
     assert not judge.circuit_open

@@ -123,6 +123,7 @@ REFUSED = [
     (["{folder}/good.jsonl", "--runs-folder", "{folder}"], "has no scoring service"),
     (["{folder}/good.jsonl", "--runs-folder", "{folder}", "--run", "x"], "no scoring service with the name x"),
     (["{folder}/good.jsonl", "--redis", "redis://127.0.0.1:1/0", "--run", "x"], "cannot be reached"),
+    (["{folder}/good.jsonl", "--redis", "redis://127.0.0.1:1/abc", "--run", "x"], "the URL of Redis cannot be read"),
     (
         ["{folder}/good.jsonl", "--redis", "redis://127.0.0.1:1/0", "-o", "{folder}/long.jsonl"],
         "long.jsonl: line 1 is not the score of sample 1 of",
