@@ -38,8 +38,9 @@ _DRAIN_S, _LONGEST_DRAIN_S = 0.4, 5.0
 _LONGEST_WORD = 128 << 10
 _KILL_ALL = "kill -9 -1"
 """Ends every process that the user may end, but the shell itself and the container's first process."""
-_CALLS: Final = concurrent.futures.ThreadPoolExecutor(256, "plaudit-pod")
-"""Each call waits in a thread; the event loop's own pool is too small for hundreds, and others need it."""
+_CALLS: Final = concurrent.futures.ThreadPoolExecutor(1024, "plaudit-pod")
+"""Each call waits in a thread, an agent's program for all of its time; the event loop's own pool is too small, and
+others need it."""
 
 
 class PodExecution:
