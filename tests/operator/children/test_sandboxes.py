@@ -14,7 +14,7 @@ from plaudit_operator import names
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_reward.pod_provider import RUN_LABEL
 from plaudit_sandbox.machine import MachineLimits
-from plaudit_sandbox.pod_manifests import PodSettings, agent_pod
+from plaudit_sandbox.pod_manifests import PodSettings, agent_pod, claimed
 from plaudit_sandbox.pod_manifests import tests_pod as pod_of_tests
 
 POD_VARIABLE = "PLAUDIT_SANDBOXES_POD"
@@ -134,8 +134,8 @@ def test_a_program_in_a_pod_reaches_the_endpoint_of_rollouts_and_its_tests_do_no
     others = [each["containerPort"] for each in rollout["ports"] if each["name"] != "endpoint"]
     opened = [{"protocol": "TCP", "port": port}]
 
-    of_agents = [each for each in world.cluster.of_kind("NetworkPolicy") if applies_to(each, agent)]
-    [policy] = of_agents
+    [policy] = [each for each in world.cluster.of_kind("NetworkPolicy") if applies_to(each, agent)]
+    assert applies_to(policy, claimed(agent)[0]["spec"]["podTemplate"])  # of Agent Sandbox
     assert policy["spec"]["policyTypes"] == ["Egress"]
     [egress] = policy["spec"]["egress"]
     [peer] = egress["to"]
