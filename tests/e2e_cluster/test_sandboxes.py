@@ -225,10 +225,15 @@ def programs(cluster_with_image: Cluster) -> Iterator[ProgramJob]:
 
 
 def test_programs_in_pods_ask_their_rollout_for_the_policys_turns(programs: ProgramJob) -> None:
-    programs.cluster.until("the end", lambda: programs.phase in ("Complete", "Failed", "Invalid"), 600)
+    cluster = programs.cluster
+    cluster.until("machines", programs.machines, 400)
+    policy = cluster.get("networkpolicy", "programs-machines", NAMESPACE)
+    opened = ",".join(f"{name}={value}" for name, value in policy["spec"]["podSelector"]["matchLabels"].items())
+    cluster.until("agents that it opens", lambda: cluster.pods(NAMESPACE, opened), 60)
+    cluster.until("the end", lambda: programs.phase in ("Complete", "Failed", "Invalid"), 600)
     assert programs.phase == "Complete", programs.status["conditions"]
     rows = [row for file in programs.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
     assert len(rows) >= PROMPTS * SAMPLES
     for row in rows:
         assert (row["outcome"], row["score"]) == ("scored", REWARDS.get(row["prompt"].rstrip("=")[-2:], 0.0)), row
-    programs.cluster.until("no machine is left", lambda: not programs.machines())
+    cluster.until("no machine is left", lambda: not programs.machines())
