@@ -1,4 +1,4 @@
-"""Derive the environment variables and command lines of processes from a job. Pure.
+"""Derive the environment variables, command lines and labels of processes from a job. Pure.
 
 The metrics service does not read the job; it gets its settings as variables. A served model has the same command under
 ``plaudit run`` and in a pod.
@@ -6,8 +6,11 @@ The metrics service does not read the job; it gets its settings as variables. A 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from plaudit_job.fields import is_hub_id
@@ -19,6 +22,9 @@ SERVER_VARIABLE = "PLAUDIT_MODEL_SERVER"
 HOST_VARIABLE = "PLAUDIT_MODEL_SERVER_HOST"
 PORT_VARIABLE = "PLAUDIT_MODEL_SERVER_PORT"
 """Variables of the process that starts a server: ``scorer/number`` or ``scorer``, its host and its port."""
+ENDPOINT_HOST_VARIABLE = "PLAUDIT_ENDPOINT_HOST"
+ENDPOINT_PORT_VARIABLE = "PLAUDIT_ENDPOINT_PORT"
+"""Variables of a rollout: its address and port for the programs of agents whose machines are pods."""
 _UTILIZATION = 0.9
 _VLLM_ON_CPU = {
     # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.
@@ -50,6 +56,12 @@ def metrics_environment(job: RLJob) -> dict[str, str]:
         "PLAUDIT_MAX_STALENESS": str(spec.algorithm.max_staleness),
         "PLAUDIT_MODEL": spec.model.source,
     }
+
+
+def machines_run(run_folder: Path) -> str:
+    """Return the label ``plaudit.dev/run`` of a run's machines: the folder's name and a digest of its path."""
+    digest = hashlib.sha256(os.fsencode(run_folder.absolute())).hexdigest()
+    return f"{run_folder.name}-{digest[:12]}"
 
 
 def server_command(

@@ -33,6 +33,8 @@ LABEL_REVISION: Final = f"{GROUP}/revision"
 """On pods and ConfigMaps of a RewardService: the revision of its scoring, which is also the version in each result."""
 LABEL_MODEL: Final = f"{GROUP}/model"
 """On the servers of a RewardService's model: separates them from those of the model before or after it."""
+LABEL_MACHINE_ROLE: Final = f"{GROUP}/machine-role"
+"""On the pods of machines, which the job's broker makes: ``agent``, or ``tests``."""
 SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
 """Selects all objects that the operator created."""
 INPUTS: Final = f"{GROUP}/inputs"
@@ -65,6 +67,7 @@ REDIS_PORT: Final = 6379
 MODEL_PORT: Final = 8000
 GATEWAY_PORT: Final = 8710
 SANDBOXES_PORT: Final = 8720
+ENDPOINT_PORT: Final = 8730
 RENDEZVOUS_PORT: Final = 29500
 REPLICA_PORT: Final = 29501
 WEIGHTS_PORT: Final = 29510

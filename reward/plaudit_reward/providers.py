@@ -6,9 +6,7 @@ the provider remove the machine; a container whose folder is gone belongs to nob
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, Protocol
 
+from plaudit_job.processes import machines_run
 from plaudit_job.spec.rljob import SandboxesSpec
 from plaudit_job.tasks import EnvironmentSection, Task
 from plaudit_sandbox import machine as folders
@@ -393,7 +392,6 @@ PROVIDERS: Final[Mapping[str, Callable[[MachineChoice], Provider]]] = {
 
 def provider_of(spec: SandboxesSpec, run_folder: Path) -> Provider:
     """Return the provider of a job's run."""
-    name = os.fsencode(run_folder.absolute())
     choice = MachineChoice(
         image=spec.image,
         registry=spec.registry,
@@ -401,6 +399,6 @@ def provider_of(spec: SandboxesSpec, run_folder: Path) -> Provider:
         memory_bytes=spec.memory_bytes,
         disk_bytes=spec.disk_bytes,
         pod_template=spec.pod.template,
-        run=f"{run_folder.name}-{hashlib.sha256(name).hexdigest()[:12]}",
+        run=machines_run(run_folder),
     )
     return PROVIDERS[spec.provider](choice)

@@ -15,30 +15,39 @@ An agent that takes over the first process of its container (it may trace it, fo
 It cannot touch the tests by this, but its files could change until a second verification; so this counts as a changed
 program, and earns 0.
 
-Commands travel through the API server, each as input of a shell, for Kubernetes may write arguments to its audit log.
+Commands are those of ``pod_commands``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
-import errno
 import os
 import secrets
 import shlex
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar, cast
+from typing import IO, Any, Final, cast
 
 from plaudit_sandbox.archives import FilesTooLargeError, RewardArchive, copy_files, write_content
-from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, Ending, KeptOutput, MachineLimits, SeparateTests
-from plaudit_sandbox.machine_start import start_error
+from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, MachineLimits, SeparateTests
 from plaudit_sandbox.pod_cluster import ClusterError, PodCluster, PodProcess, ProcessOutput
+from plaudit_sandbox.pod_commands import (
+    AT_A_LIMIT,
+    KILLED,
+    LONGEST_POLL_S,
+    POLL_S,
+    REPORTED_S,
+    STEP_S,
+    PodExecution,
+    answer,
+    extracted,
+    in_thread,
+    raise_if_lost,
+    receiving,
+    wait_until_extracted,
+)
 from plaudit_sandbox.pod_manifests import (
     END,
     FILES,
@@ -67,28 +76,12 @@ from plaudit_sandbox.pod_manifests import (
 )
 from plaudit_wire.errors import InfrastructureError
 
-Answer = TypeVar("Answer")
 _READY_S = 600.0
-_POLL_S = 0.2
-_LONGEST_POLL_S = 1.0
-_LOOK_S = 20.0
-_STEP_S = 900.0
 _END_S = 60.0
-_KILL_S = 10.0
-_REPORTED_S = 3.0
-_DRAIN_S, _LONGEST_DRAIN_S = 0.4, 5.0
-"""For which the output of a command that has ended is waited for, and is read, where something of it still runs."""
-_KILLED = 128 + 9
-_AT_A_LIMIT = 124
-_LONGEST_WORD = 128 << 10
-_KILL_ALL = "kill -9 -1"
-"""Ends every process that the user may end, but the shell itself and the container's first process."""
 _NOT_ENDING: Final = "/proc/1 (the machine's first process does not end)"
 _LOGS: Final = ("verifier", "agent", "artifacts")
 _LINKS_A_CALL, _LONGEST_OF_IMAGES = 16, 400
 """A command travels in an address, whose length is limited. No image has links with longer names."""
-_CALLS: Final = concurrent.futures.ThreadPoolExecutor(256, "plaudit-pod")
-"""Each call waits in a thread; the event loop's own pool is too small for hundreds, and others need it."""
 
 
 class PodMachine:
@@ -129,7 +122,7 @@ class PodMachine:
     def found(self) -> dict[str, Any]:
         """Return the pod; raise ``InfrastructureError`` if it was lost, or another has taken its place and name."""
         pod = self._cluster.read(self.name)
-        _raise_if_lost(self.name, pod)
+        raise_if_lost(self.name, pod)
         if self.uid not in ("", pod["metadata"]["uid"]):
             raise InfrastructureError(f"the pod {self.name} was lost: another has taken its place")
         return pod
@@ -152,7 +145,7 @@ class PodMachine:
         """
         for place, folder in mounts.items():
             await in_thread(self.upload, folder, place)
-        run = _Execution(self._cluster, self.name, self.settings, self.limits)
+        run = PodExecution(self._cluster, self.name, self.settings, self.limits)
         return await run.finished(command, timeout_s, environment, directory, stdin)
 
     def upload(self, folder: Path, place: str) -> None:
@@ -165,7 +158,7 @@ class PodMachine:
         """Send the files of a host's folder into the new pod; leaving waits until they are there."""
         receiver, self._receiver = self._receiver, None
         if receiver is None:
-            with _extracted(_receiver(self._cluster, self.name, MACHINE, place)) as target:
+            with extracted(receiving(self._cluster, self.name, MACHINE, place)) as target:
                 write_content(target, folder)
                 target.end_input()
                 yield
@@ -176,7 +169,7 @@ class PodMachine:
                 receiver.end_input()
             yield
             try:
-                _wait_until_extracted(receiver)
+                wait_until_extracted(receiver)
             except InfrastructureError:
                 _put(self._cluster, self.name, MACHINE, folder, place)
 
@@ -185,7 +178,7 @@ class PodMachine:
 
         It waits for ``uploading`` or ``forgo_upload``.
         """
-        self._receiver = _receiver(self._cluster, self.name, MACHINE, place)
+        self._receiver = receiving(self._cluster, self.name, MACHINE, place)
 
     def forgo_upload(self) -> None:
         """End what waits for files."""
@@ -200,8 +193,8 @@ class PodMachine:
         """
         if ending_of(pod := self._cluster.read(self.name)) == "disk":
             return self.limits.disk_bytes + 1
-        _raise_if_lost(self.name, pod)
-        counted = _answer(self._cluster, self.name, KEEPER, f"du -sk {FILES} 2>/dev/null; :").split()
+        raise_if_lost(self.name, pod)
+        counted = answer(self._cluster, self.name, KEEPER, f"du -sk {FILES} 2>/dev/null; :").split()
         is_counted = bool(counted) and counted[0].isdigit()
         return int(counted[0]) << 10 if is_counted else self.limits.disk_bytes + 1
 
@@ -234,7 +227,7 @@ class PodMachine:
             self.name, KEEPER, f"exec tar -c -f - -C {FILES} -- {shlex.join(places)} 2>/dev/null"
         )
         try:
-            yield cast(IO[bytes], ProcessOutput(reader, time.monotonic() + _STEP_S))
+            yield cast(IO[bytes], ProcessOutput(reader, time.monotonic() + STEP_S))
         except InfrastructureError as error:
             _raise_if_short_of_memory(self._cluster, self.name, KEEPER, reader.exit_code, error)
             raise
@@ -354,7 +347,7 @@ class PodCopy:
                 programs = program_folders(self._agent.reported_by_image()[1], self._settings)
                 placed = renewal(programs, self._settings)
             else:
-                _answer(self._cluster, self._name, FILL, UNTIL_FILLED)
+                answer(self._cluster, self._name, FILL, UNTIL_FILLED)
                 if self._separate.given is not None:
                     _put(self._cluster, self._name, FILL, self._separate.given, FILES + self._separate.directory)
                 self._copy_files([path[1:] for path in self._separate.artifacts], STAGED)
@@ -364,9 +357,9 @@ class PodCopy:
             return
         _put(self._cluster, self._name, FILL, self._tests, f"{GIVEN}/tests")
         folders = " ".join(f"{LOGS}/{name}" for name in _LOGS)
-        _answer(self._cluster, self._name, FILL, f"mkdir {folders} && chmod 777 {folders} || exit\n{placed}")
+        answer(self._cluster, self._name, FILL, f"mkdir {folders} && chmod 777 {folders} || exit\n{placed}")
         with contextlib.suppress(InfrastructureError):  # it ends the container, which may end it first
-            _answer(self._cluster, self._name, FILL, LOADED)
+            answer(self._cluster, self._name, FILL, LOADED)
         _wait_for(self._cluster, self._name, _runs)
 
     async def run(
@@ -374,13 +367,13 @@ class PodCopy:
     ) -> CommandEnd:
         """Run the tests, end all that they left, and read what they left in ``/logs/verifier``."""
         if self._is_full:
-            return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
-        run = _Execution(self._cluster, self._name, self._settings, self._limits)
+            return CommandEnd("disk", AT_A_LIMIT, self._is_full, 0.0)
+        run = PodExecution(self._cluster, self._name, self._settings, self._limits)
         executed = await run.finished(command, timeout_s, environment, directory, b"")
         if executed.ending != "exited":
             return executed
         if not await in_thread(_end, self._cluster, self._name):
-            return CommandEnd("timeout", _AT_A_LIMIT, executed.output, executed.seconds)
+            return CommandEnd("timeout", AT_A_LIMIT, executed.output, executed.seconds)
         self._rewards = await in_thread(self._read_logs)
         return executed
 
@@ -394,7 +387,7 @@ class PodCopy:
         for first in range(0, len(self._waiting), _LINKS_A_CALL):
             some = self._waiting[first : first + _LINKS_A_CALL]
             same = (f'[ "$(readlink {shlex.quote(f"/{path}")})" = {shlex.quote(target)} ]' for path, target in some)
-            if _answer(self._cluster, keeper, KEEPER, f"{' && '.join(same)} || echo differs"):
+            if answer(self._cluster, keeper, KEEPER, f"{' && '.join(same)} || echo differs"):
                 return True
         return False
 
@@ -412,7 +405,7 @@ class PodCopy:
         try:
             with (
                 self._agent.files(places) as source,
-                _extracted(_receiver(self._cluster, self._name, FILL, to)) as target,
+                extracted(receiving(self._cluster, self._name, FILL, to)) as target,
             ):
                 room_bytes = self._limits.disk_bytes
                 copy_files(source, target, places, room_bytes, are_artifacts=are_artifacts, waiting=self._waiting)
@@ -424,127 +417,9 @@ class PodCopy:
     def _read_logs(self) -> RewardArchive:
         reader = self._cluster.execute(self._name, KEEPER, f"exec tar -c -f - -C {LOGS} verifier 2>/dev/null")
         try:
-            return RewardArchive(cast(IO[bytes], ProcessOutput(reader, time.monotonic() + _STEP_S)), REWARD_FILES)
+            return RewardArchive(cast(IO[bytes], ProcessOutput(reader, time.monotonic() + STEP_S)), REWARD_FILES)
         finally:
             reader.close()
-
-
-class _Execution:
-    """One command in the machine of a pod, in a thread of its own."""
-
-    def __init__(self, cluster: PodCluster, name: str, settings: PodSettings, limits: MachineLimits) -> None:
-        self._cluster = cluster
-        self._name = name
-        self._output = KeptOutput(limits.output_bytes)
-        self._processes = limits.processes if settings.has_own_user else None
-        self._is_stopped = threading.Event()
-
-    async def finished(
-        self, command: Sequence[str], timeout_s: float, environment: Mapping[str, str], directory: str, stdin: bytes
-    ) -> CommandEnd:
-        """Run it to its end or to a limit. When the caller gives up, it is ended as well."""
-        script = script_of(command, environment, directory, self._processes)
-        try:
-            return await in_thread(self._timed, script, stdin, timeout_s)
-        except asyncio.CancelledError:
-            self._is_stopped.set()
-            raise
-
-    def _timed(self, script: bytes, stdin: bytes, timeout_s: float) -> CommandEnd:
-        began_s = time.monotonic()  # a wait for a thread does not count
-        ending, code = self._execute(script, stdin, began_s + timeout_s)
-        code = code if ending == "exited" else _AT_A_LIMIT
-        return CommandEnd(ending, code, self._output.text(), time.monotonic() - began_s)
-
-    def _execute(self, script: bytes, stdin: bytes, until_s: float) -> tuple[Ending, int]:
-        # The shell reads the script to its last byte and no further, so that the rest is the command's own input, whose
-        # end does not depend on that of the connection. What the command left in the background may hold its output
-        # open, so the shell reports the exit code by itself.
-        reading = f"dd bs=1 count={len(script)} 2>/dev/null" if stdin else f"head -c {len(script)}"
-        command = f'head -c {len(stdin)} | (eval "$script")' if stdin else '(eval "$script" </dev/null)'
-        shell = f"script=$({reading}); {command}; code=$?; echo $code >&2; exit $code"
-        try:
-            process = self._cluster.execute(self._name, MACHINE, shell)
-        except ClusterError as error:
-            return self._ended(str(error))
-        try:
-            process.write(script + stdin)
-            if (limit := self._watch(process, until_s)) is not None:
-                return limit, _AT_A_LIMIT
-        except ClusterError as error:
-            return self._ended(str(error))
-        finally:
-            process.close()
-        if (code := _code_of_shell(process)) is None and (code := process.exit_code) is None:
-            return self._ended(process.problem)
-        if code == _KILLED:
-            # Of what can end a whole command by this signal, only a shortage is not its own: of memory, or its pod's.
-            return "disk" if self._reported_ending() == "disk" else "memory", _KILLED
-        return "exited", code
-
-    def _watch(self, process: PodProcess, until_s: float) -> Ending | None:
-        """Take in the output until the end; return the limit that the command reached first."""
-        look_s = time.monotonic() + _LOOK_S
-        while not process.is_over:
-            if _code_of_shell(process) is not None:
-                self._drain(process)
-                return None
-            now_s = time.monotonic()
-            if now_s >= until_s or self._is_stopped.is_set():
-                self._raise_if_lost()
-                self._end_processes()
-                return "timeout"
-            if now_s >= look_s:
-                look_s = now_s + _LOOK_S
-                if self._raise_if_lost() == "disk":
-                    return "disk"
-            self._output.add(process.receive(min(_LONGEST_POLL_S, until_s - now_s)))
-        return None
-
-    def _drain(self, process: PodProcess) -> None:
-        """Take in what a command had written when it ended."""
-        until_s = time.monotonic() + _LONGEST_DRAIN_S
-        while not process.is_over and time.monotonic() < until_s and (data := process.receive(_DRAIN_S)):
-            self._output.add(data)
-
-    def _raise_if_lost(self) -> str:
-        pod = self._cluster.read(self._name)
-        _raise_if_lost(self._name, pod)
-        return ending_of(pod)
-
-    def _ended(self, problem: str) -> tuple[Ending, int]:
-        """Return how the machine ended, where the connection to a command did; raise ``InfrastructureError``."""
-        ending = self._reported_ending()
-        if not ending:
-            raise InfrastructureError(f"the command in the pod {self._name} was lost: {problem}")
-        if ending == "exited":
-            self._output.add(b"\n[the machine has ended: its first process is gone]\n")
-        return cast(Ending, ending), _KILLED
-
-    def _reported_ending(self) -> str:
-        """Return how the machine ended, as its node reports it a moment later; raise ``InfrastructureError``."""
-        until_s = time.monotonic() + _REPORTED_S
-        while not (ending := self._raise_if_lost()) and time.monotonic() < until_s:
-            time.sleep(_POLL_S)
-        return ending
-
-    def _end_processes(self) -> None:
-        """End every process of the agent but the first; where there is no room for one more, that one as well."""
-        try:
-            _answer(self._cluster, self._name, MACHINE, _KILL_ALL, _KILL_S)
-        except InfrastructureError:
-            _answer(self._cluster, self._name, KEEPER, END)
-
-
-async def in_thread(function: Callable[..., Answer], *arguments: object) -> Answer:
-    """Call a function that waits for the cluster in a thread of the pods' own."""
-    return await asyncio.get_running_loop().run_in_executor(_CALLS, partial(function, *arguments))
-
-
-def _code_of_shell(process: PodProcess) -> int | None:
-    """Return the exit code of a command, once the shell that ran it has reported it."""
-    text = bytes(process.errors)
-    return int(text) if text.endswith(b"\n") and text.strip().isdigit() else None
 
 
 def new_name() -> str:
@@ -552,30 +427,15 @@ def new_name() -> str:
     return f"plaudit-{secrets.token_hex(8)}"
 
 
-def script_of(
-    command: Sequence[str], environment: Mapping[str, str], directory: str, processes: int | None = None
-) -> bytes:
-    """Return the shell's way to a command: its folder, its variables, and itself. Raises ``DataError``."""
-    words = [*command, directory, *environment, *environment.values()]
-    if any("\0" in word for word in words) or not all(name.isidentifier() and name.isascii() for name in environment):
-        raise start_error(ValueError(words))
-    if any(len(word.encode()) >= _LONGEST_WORD for word in words):
-        raise start_error(OSError(errno.E2BIG, "too large"))
-    limit = f"ulimit -u {processes} 2>/dev/null || ulimit -p {processes} 2>/dev/null\n" if processes else ""
-    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
-    folder = f"cd {shlex.quote(directory)} 2>/dev/null || cd /\n"
-    return f"exec 2>&1\n{folder}{exports}{limit}exec {shlex.join(command)}".encode(errors="surrogateescape")
-
-
 def _wait_for(cluster: PodCluster, name: str, reached: Callable[[Mapping[str, Any]], bool]) -> None:
     """Wait for a stage of a pod's start; raise ``InfrastructureError`` in Kubernetes's words if it is not reached."""
-    until_s, wait_s = time.monotonic() + _READY_S, _POLL_S
+    until_s, wait_s = time.monotonic() + _READY_S, POLL_S
     while not reached(pod := cluster.read(name)):
         problem, is_over = start_problem(pod)
         if is_over or time.monotonic() > until_s:
             raise InfrastructureError(f"the pod {name} cannot start: {problem}")
         time.sleep(wait_s)
-        wait_s = min(wait_s * 1.3, _LONGEST_POLL_S)
+        wait_s = min(wait_s * 1.3, LONGEST_POLL_S)
 
 
 def _runs(pod: Mapping[str, Any]) -> bool:
@@ -590,74 +450,29 @@ def _end(cluster: PodCluster, name: str) -> bool:
     """End the machine of a pod, and wait until its node reports so; return False if it does not end."""
     until_s = time.monotonic() + _END_S
     if not has_ended(cluster.read(name), MACHINE):
-        _answer(cluster, name, KEEPER, END)
+        answer(cluster, name, KEEPER, END)
     while not has_ended(pod := cluster.read(name), MACHINE):
-        _raise_if_lost(name, pod)
+        raise_if_lost(name, pod)
         if time.monotonic() > until_s:
-            _answer(cluster, name, KEEPER, END)  # the node answers, so that it is the machine that does not end
+            answer(cluster, name, KEEPER, END)  # the node answers, so that it is the machine that does not end
             return False
-        time.sleep(_POLL_S)
-    _raise_if_lost(name, pod)
+        time.sleep(POLL_S)
+    raise_if_lost(name, pod)
     return True
-
-
-def _raise_if_lost(name: str, pod: Mapping[str, Any]) -> None:
-    if (ending := ending_of(pod)) not in ("", "exited", "memory", "disk"):
-        raise InfrastructureError(f"the pod {name} was lost: {ending}")
 
 
 def _raise_if_short_of_memory(
     cluster: PodCluster, name: str, container: str, exit_code: int | None, error: Exception
 ) -> None:
     """Raise ``FilesTooLargeError`` if the agent left so many files that a program that copies them had no memory."""
-    until_s = time.monotonic() + _REPORTED_S
-    while exit_code != _KILLED and not ran_out_of_memory(cluster.read(name), container):
+    until_s = time.monotonic() + REPORTED_S
+    while exit_code != KILLED and not ran_out_of_memory(cluster.read(name), container):
         if time.monotonic() > until_s:
             return
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
     raise FilesTooLargeError("the machine holds more files than its memory can list") from error
 
 
 def _put(cluster: PodCluster, name: str, container: str, folder: Path, place: str) -> None:
-    with _extracted(_receiver(cluster, name, container, place)) as target:
+    with extracted(receiving(cluster, name, container, place)) as target:
         write_content(target, folder)
-
-
-def _receiver(cluster: PodCluster, name: str, container: str, place: str) -> PodProcess:
-    """Start a process that extracts its standard input, an archive, below a folder of a container."""
-    where = shlex.quote(place)
-    return cluster.execute(name, container, f"mkdir -p {where} && exec tar -x -p -f - -C {where}")
-
-
-@contextlib.contextmanager
-def _extracted(receiver: PodProcess) -> Iterator[Any]:
-    """Yield a receiver as a file: the archive that is written to it lies in its folder at the end."""
-    with contextlib.closing(receiver):
-        yield receiver
-        receiver.end_input()
-        _wait_until_extracted(receiver)
-
-
-def _wait_until_extracted(receiver: PodProcess) -> None:
-    _finish(receiver, f"files cannot be put into {receiver.where}", _STEP_S)
-
-
-def _answer(cluster: PodCluster, name: str, container: str, script: str, limit_s: float = _STEP_S) -> str:
-    """Return the beginning of what a script of ours prints; raise ``InfrastructureError`` if it fails."""
-    process = cluster.execute(name, container, script)
-    try:
-        return _finish(process, f"{name}/{container} does not do as it should", limit_s)
-    finally:
-        process.close()
-
-
-def _finish(process: PodProcess, failure: str, limit_s: float) -> str:
-    until_s, output = time.monotonic() + limit_s, KeptOutput(1000)
-    while not process.is_over:
-        output.add(process.receive(_LONGEST_POLL_S))
-        if time.monotonic() > until_s:
-            raise InfrastructureError(f"{failure} within {limit_s:g} s")
-    if process.exit_code != 0:
-        why = process.errors.decode(errors="replace").strip() or process.problem or f"exit code {process.exit_code}"
-        raise InfrastructureError(f"{failure}: {why}")
-    return output.text()

@@ -1,4 +1,7 @@
-"""A whole job whose samples work in pods: right rewards through a killed broker and a suspension, and nothing left."""
+"""Whole jobs whose samples work in pods: right rewards through a killed broker and a suspension, and nothing left.
+
+The agents of the first job are tools, those of the second are programs in the pods.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,42 @@ STEPS, PROMPTS, SAMPLES = 2, 5, 2
 REWARDS = {"01": 1.0, "00": 0.3, "02": 0.3}
 """By the digits that a task wants; the script of all samples writes 01."""
 SMALL = '[environment]\ncpus = 0.1\nmemory_mb = 64\nstorage_mb = 32\nworkdir = "/app"\n'
+
+
+PROGRAM = """
+import json, os, socket, sys, urllib.error, urllib.request
+from urllib.parse import urlsplit
+
+url, messages = os.environ["OPENAI_BASE_URL"], json.load(sys.stdin)["messages"]
+
+
+def ask(key=os.environ["OPENAI_API_KEY"]):
+    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages}).encode()
+    headers = {"authorization": "Bearer " + key, "content-type": "application/json"}
+    answer = urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body, headers))
+    return json.load(answer)["choices"][0]["message"]["content"]
+
+
+held = [socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)) for _ in range(66)]
+held[-1].settimeout(30)
+try:
+    assert held[-1].recv(1) == b""
+except ConnectionResetError:
+    pass
+for each in held:
+    each.close()
+try:
+    ask("sk-plaudit-of-another-sample")
+except urllib.error.HTTPError as error:
+    assert error.code == 401
+else:
+    sys.exit("a key of no sample was answered")
+while (digit := ask()) != "=":
+    with open("code", "a") as file:
+        file.write(digit)
+    messages += [{"role": "assistant", "content": digit}, {"role": "user", "content": digit}]
+"""
+"""Asks the policy for one digit after another, unless it gets what it must not get."""
 
 
 class TerminalJob(PacedJob):
@@ -88,6 +127,20 @@ class TerminalJob(PacedJob):
         return self.cluster.pods(NAMESPACE, LABEL)
 
 
+class ProgramJob(TerminalJob):
+    """The same tasks for a program that runs in the pods."""
+
+    def manifest(self) -> dict[str, Any]:
+        job = super().manifest()
+        spec = job["spec"]
+        agent = {"kind": "endpoint", "command": ["python3", "-c", PROGRAM], "sandbox": True, "maxTurns": 3}
+        spec["rollout"] |= {"replicas": 1, "agent": agent}
+        spec["rollout"]["engine"]["arguments"] = {"turns": ["0", "1", "="]}
+        spec["algorithm"]["steps"] = 1
+        spec["sandboxes"] |= {"maxConcurrent": 4, "warm": 0, "keep": "none"}
+        return job
+
+
 def _is_ready(pods: list[dict[str, Any]]) -> bool:
     """Tell whether a pod's process was started again, and serves."""
     states = [state for pod in pods for state in pod["status"].get("containerStatuses", [])]
@@ -100,12 +153,17 @@ def _call(digit: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def job(shared: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TerminalJob]:
+def cluster_with_image(shared: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     if not shared.own:
         pytest.skip("kills processes of this machine, and loads an image")
     machine_image.load(tmp_path_factory.mktemp("image"))
-    job = TerminalJob(shared, "terminal", STEPS)
-    done = shared.apply(job.manifest())
+    return shared
+
+
+@pytest.fixture(scope="module")
+def job(cluster_with_image: Cluster) -> Iterator[TerminalJob]:
+    job = TerminalJob(cluster_with_image, "terminal", STEPS)
+    done = job.cluster.apply(job.manifest())
     assert done.returncode == 0, done.stderr
     yield job
     job.delete()
@@ -155,3 +213,27 @@ def test_nothing_is_left_of_machines(job: TerminalJob) -> None:
     job.cluster.until("no machine is left", lambda: not job.machines())
     assert not [*job.folder.glob("machines/*")]
     assert not [*job.folder.glob("sandboxes/*")]
+
+
+@pytest.fixture
+def programs(cluster_with_image: Cluster) -> Iterator[ProgramJob]:
+    job = ProgramJob(cluster_with_image, "programs", 1)
+    done = job.cluster.apply(job.manifest())
+    assert done.returncode == 0, done.stderr
+    yield job
+    job.delete()
+
+
+def test_programs_in_pods_ask_their_rollout_for_the_policys_turns(programs: ProgramJob) -> None:
+    cluster = programs.cluster
+    cluster.until("machines", programs.machines, 400)
+    policy = cluster.get("networkpolicy", "programs-machines", NAMESPACE)
+    opened = ",".join(f"{name}={value}" for name, value in policy["spec"]["podSelector"]["matchLabels"].items())
+    cluster.until("agents that it opens", lambda: cluster.pods(NAMESPACE, opened), 60)
+    cluster.until("the end", lambda: programs.phase in ("Complete", "Failed", "Invalid"), 600)
+    assert programs.phase == "Complete", programs.status["conditions"]
+    rows = [row for file in programs.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
+    assert len(rows) >= PROMPTS * SAMPLES
+    for row in rows:
+        assert (row["outcome"], row["score"]) == ("scored", REWARDS.get(row["prompt"].rstrip("=")[-2:], 0.0)), row
+    cluster.until("no machine is left", lambda: not programs.machines())

@@ -1,4 +1,4 @@
-"""Connections that an HTTP server accepts, and requests on them that ask for another protocol."""
+"""Connections that an HTTP server accepts, and requests on them: for another protocol, or with endless headers."""
 
 from __future__ import annotations
 
@@ -85,3 +85,15 @@ async def test_many_wishes_in_one_packet_are_answered_and_what_is_no_request_is_
         wish + b"\x00\x01\x02",
     ):
         assert b"HTTP/1.1 400" in await answers(address, wrong)
+
+
+@pytest.mark.parametrize("before", [b"", b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n"])
+@pytest.mark.parametrize("header", [b"a: " + 10_000 * b"b" + b"\r\n", 10_000 * b"b"])
+async def test_headers_and_trailers_without_an_end_close_their_connection(
+    address: tuple[str, int], before: bytes, header: bytes
+) -> None:
+    with pytest.raises(ConnectionError):
+        await answers(address, b"POST / HTTP/1.1\r\n" + before, *3000 * [header])
+    body = b"Host: x\r\nContent-Length: 1000000\r\n\r\n" + 1_000_000 * b"a"
+    last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert (await answers(address, b"POST / HTTP/1.1\r\n" + body + PLAIN, last)).count(b"200 OK") == 3

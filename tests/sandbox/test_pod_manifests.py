@@ -14,6 +14,7 @@ import pytest
 from plaudit_sandbox import pod_manifests
 from plaudit_sandbox.archives import FilesTooLargeError, copy_files
 from plaudit_sandbox.machine import MachineLimits
+from plaudit_sandbox.pod_commands import script_of
 from plaudit_sandbox.pod_manifests import (
     FILES,
     PodSettings,
@@ -29,7 +30,6 @@ from plaudit_sandbox.pod_manifests import (
     workdir_problem,
 )
 from plaudit_sandbox.pod_manifests import tests_pod as pod_of_tests
-from plaudit_sandbox.pods import script_of
 from plaudit_wire.errors import DataError, InfrastructureError
 
 LIMITS = MachineLimits(memory_bytes=1 << 27, disk_bytes=1 << 26)

@@ -257,13 +257,6 @@ def _agent_in_machine(spec: Spec, agent: AgentSpec) -> Iterator[Problem]:
             "Remove it; tools with sandbox give machines as well: tools: [{sandbox: bash}]",
             also=("spec.rollout.agent.kind", "spec.rollout.agent.command"),
         )
-    if runs_inside and spec.sandboxes.are_pods:
-        yield Problem(
-            "spec.rollout.agent.sandbox",
-            "is true, and a program in a pod cannot reach the policy",
-            "Set sandboxes.provider: container or process, or give tools with sandbox instead",
-            also=("spec.sandboxes.provider",),
-        )
     if runs_inside and (names := list(spec.reward.environment_weights)):
         yield Problem(
             "spec.rollout.agent.sandbox",

@@ -440,6 +440,11 @@ class Spec(Section):
         return self.uses_sandboxes and self.sandboxes.are_pods
 
     @property
+    def programs_in_pods(self) -> bool:
+        """Return True if agents' programs ask rollouts for their turns over the cluster's network."""
+        return self.has_broker and self.rollout.agent.kind == "endpoint"
+
+    @property
     def takes_turns(self) -> bool:
         """Return True if rollouts or served models free their GPUs while the trainer updates."""
         return self.trains and (self.rollout.sleep_during_updates or self.reward.sleeping_models)

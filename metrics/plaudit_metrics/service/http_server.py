@@ -15,6 +15,8 @@ from typing import Any
 import uvicorn
 
 _BACKLOG = 2048
+_MOST_HEAD_BYTES = 64 << 10
+"""Of a request's line and headers, and of its trailers; one packet more passes."""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -30,11 +32,14 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _WithoutUpgrades(asyncio.Protocol):
-    """Read a request that asks for another protocol as if it did not (RFC 9110, 7.8); Java's client asks for HTTP/2.
+class _BoundedRequests(asyncio.Protocol):
+    """Stand before uvicorn's protocol of a connection, and keep two kinds of requests from it.
 
-    httptools takes what follows such a request's headers for the other protocol, and the body would be lost. This
-    stands before uvicorn's protocol, which hands such a request over, and reads its headers again without the wish.
+    One asks for another protocol; it is read as if it did not (RFC 9110, 7.8). Java's client asks for HTTP/2. httptools
+    takes what follows such a request's headers for the other protocol, and the body would be lost. Uvicorn hands such
+    a request over, and its headers are read again without the wish.
+
+    The other has headers without an end, which uvicorn would all keep.
     """
 
     parser: Any
@@ -43,8 +48,28 @@ class _WithoutUpgrades(asyncio.Protocol):
     url: bytes
     _again: tuple[bytes, int]
     """The headers to read again, if any, and the place of what follows them."""
+    _head_bytes = 0
+    """Received since the last end of headers, part of a body, or end of a request."""
 
     def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        self._feed(data)
+        if self._head_bytes > _MOST_HEAD_BYTES:
+            self.transport.abort()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = 0
+        super().on_headers_complete()  # type: ignore[misc]
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)  # type: ignore[misc]
+
+    def on_message_complete(self) -> None:
+        self._head_bytes = 0
+        super().on_message_complete()  # type: ignore[misc]
+
+    def _feed(self, data: bytes) -> None:
         rest: Any = data
         while True:  # a client may send many in one packet
             self._again = b"", 0
@@ -78,7 +103,7 @@ class HttpServer(uvicorn.Server):
             config.load()
         protocol: Any = config.http_protocol_class
         if hasattr(protocol, "on_headers_complete"):  # httptools; h11, where that is absent, knows of refused upgrades
-            config.http_protocol_class = type("HttpProtocol", (_WithoutUpgrades, protocol), {})
+            config.http_protocol_class = type("HttpProtocol", (_BoundedRequests, protocol), {})
         super().__init__(config)
 
     @contextlib.contextmanager

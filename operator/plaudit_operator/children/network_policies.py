@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from plaudit_job.processes import machines_run
 from plaudit_job.spec.rewards import KINDS, EgressRule
 from plaudit_job.spec.rljob import EnvironmentServerSpec
 from plaudit_operator import names
@@ -28,10 +30,11 @@ _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP",
 
 
 def manifests(context: JobContext) -> list[Manifest]:
-    """Return the policies of a job; none if the operator's settings turn them off."""
+    """Return the policies of a job; if the operator's settings turn them off, only those that open a closed pod."""
+    opened = [_agents(context)] if context.spec.programs_in_pods else []
     if not context.settings.network_policies:
-        return []
-    policies = [_reward(context), _metrics(context)]
+        return opened
+    policies = [*opened, _reward(context), _metrics(context)]
     if transport.managed(context):
         policies.append(_redis(context))
     if context.spec.reward.model_scorers:
@@ -44,8 +47,8 @@ def manifests(context: JobContext) -> list[Manifest]:
         policies.append(_trainer(context))
     if context.spec.has_broker:
         policies.append(_sandboxes(context))
-    if roles.rollout_service(context):
-        policies.append(_ingress(context, roles.ROLLOUT_ROLE, {"from": [_pods(context.labels(roles.ROLLOUT_ROLE))]}))
+    if allowed := _to_rollouts(context):
+        policies.append(_ingress(context, roles.ROLLOUT_ROLE, *allowed))
     return policies
 
 
@@ -56,6 +59,31 @@ def _policy(context: JobContext, role: str, spec: Manifest) -> Manifest:
 
 def _ingress(context: JobContext, role: str, *allowed: Manifest) -> Manifest:
     return _policy(context, role, {"policyTypes": ["Ingress"], "ingress": list(allowed)})
+
+
+def _agents(context: JobContext) -> Manifest:
+    """Return the policy that opens agents' machines to the endpoint of rollouts. Their broker closes them for all else.
+
+    Pods of tests have another role, and stay closed.
+    """
+    metadata = context.metadata(context.role_object("machines"), roles.SANDBOXES_ROLE)
+    egress = [_to_role(context, roles.ROLLOUT_ROLE, names.ENDPOINT_PORT)]
+    spec = {**_pods(_agent_labels(context)), "policyTypes": ["Egress"], "egress": egress}
+    return context.manifest(NETWORK_POLICY, metadata, spec)
+
+
+def _agent_labels(context: JobContext) -> dict[str, str]:
+    return {names.LABEL_RUN: machines_run(Path(context.run_folder)), names.LABEL_MACHINE_ROLE: "agent"}
+
+
+def _to_rollouts(context: JobContext) -> list[Manifest]:
+    """Return who reaches rollouts, where replicas of several pods or programs in machines do; else empty: everybody."""
+    allowed = []
+    if roles.rollout_service(context):
+        allowed.append({"from": [_pods(context.labels(roles.ROLLOUT_ROLE))]})
+    if context.spec.programs_in_pods:
+        allowed.append({"from": [_pods(_agent_labels(context))], "ports": [_tcp(names.ENDPOINT_PORT)]})
+    return allowed
 
 
 def _pods(labels: Mapping[str, str]) -> Manifest:

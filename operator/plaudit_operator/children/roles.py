@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from plaudit_job.processes import (
+    ENDPOINT_HOST_VARIABLE,
+    ENDPOINT_PORT_VARIABLE,
     HOST_VARIABLE,
     PORT_VARIABLE,
     SERVER_VARIABLE,
@@ -74,6 +76,7 @@ _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104
 _SANDBOXES_TOKEN = "token"  # noqa: S105
 _HEALTH_PORT = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
 _POD_NAME = {"fieldRef": {"fieldPath": "metadata.name"}}
+_POD_ADDRESS = {"fieldRef": {"fieldPath": "status.podIP"}}
 _RANK = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
 """The number of a pod in its Indexed Job."""
 
@@ -392,8 +395,12 @@ def rollout_template(context: JobContext, group: RolloutGroup) -> Manifest:
         **environment_variables(context),
         **_sandboxes_environment(context),
     }
+    ports = {"health": names.HEALTH_PORT}
     if group.name:
         environment["PLAUDIT_ROLLOUT_GROUP"] = group.name
+    if context.spec.programs_in_pods:
+        environment |= {ENDPOINT_HOST_VARIABLE: _POD_ADDRESS, ENDPOINT_PORT_VARIABLE: str(names.ENDPOINT_PORT)}
+        ports["endpoint"] = names.ENDPOINT_PORT
     fields: Manifest = {}
     if group.spans_pods:
         environment["PLAUDIT_REPLICA_RANK"] = _RANK
@@ -407,7 +414,7 @@ def rollout_template(context: JobContext, group: RolloutGroup) -> Manifest:
         command=["python3", "-m", "plaudit_workers.rollout"],
         pod=group.spec.pod,
         environment=environment,
-        ports={"health": names.HEALTH_PORT},
+        ports=ports,
         probe=http_probe("/readyz", "health"),
         grace_s=60,
         gpus=group.spec.gpus_per_pod,

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from world import World, rljob, suspend
 
+from plaudit_job.processes import machines_run
 from plaudit_operator import names
 from plaudit_operator.names import ConditionType, Reason
+from plaudit_reward.pod_provider import RUN_LABEL
+from plaudit_sandbox.machine import MachineLimits
+from plaudit_sandbox.pod_manifests import PodSettings, agent_pod, claimed
+from plaudit_sandbox.pod_manifests import tests_pod as pod_of_tests
 
 POD_VARIABLE = "PLAUDIT_SANDBOXES_POD"
 ROLE = "ClusterRole/plaudit-operator-sandboxes"
 AGENT = {"kind": "tools", "tools": [{"sandbox": "bash"}]}
+PROGRAM = {"kind": "endpoint", "command": ["my-agent"], "sandbox": True}
 SANDBOXES = {"provider": "pods", "image": "debian:12", "warm": 2, "pod": {"template": {"spec": {}}}}
 
 
-def world_of(role: str, **sections: Any) -> World:
-    world = World(rljob(sandboxes=SANDBOXES, rollout={"agent": AGENT}, **sections))
-    world.settings = replace(world.settings, sandboxes_role=role)
+def world_of(role: str, agent: Any = AGENT, *, policies: bool = True, **sections: Any) -> World:
+    world = World(rljob(sandboxes=SANDBOXES, rollout={"agent": agent}, **sections))
+    world.settings = replace(world.settings, sandboxes_role=role, network_policies=policies)
     world.start_operator()
     world.relist()
     world.settle()
@@ -99,6 +106,55 @@ def test_nobody_else_reaches_it(world: World) -> None:
     redis = world.cluster.find("NetworkPolicy", "job-redis")
     assert redis
     assert "sandboxes" in redis["spec"]["ingress"][0]["from"][0]["podSelector"]["matchExpressions"][0]["values"]
+
+
+def applies_to(policy: dict[str, Any], pod: dict[str, Any]) -> bool:
+    """Tell whether a policy is for a pod."""
+    assert policy["metadata"]["namespace"] == "default"
+    return bool(policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items())
+
+
+def machines_of(world: World) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the pods of an agent's machine and of its tests, as the broker of a job makes them."""
+    folder = Path(environment(world, "Deployment", "job-sandboxes")["PLAUDIT_RUN_FOLDER"])
+    settings, limits = PodSettings("debian:12", labels={RUN_LABEL: machines_run(folder)}), MachineLimits()
+    agent = agent_pod("machine", settings, limits)
+    return agent, pod_of_tests("machine-1", agent, settings, limits, is_separate=False)
+
+
+@pytest.mark.parametrize("policies", [True, False])
+def test_a_program_in_a_pod_reaches_the_endpoint_of_rollouts_and_its_tests_do_not(*, policies: bool) -> None:
+    world = world_of(ROLE, PROGRAM, policies=policies)
+    agent, tests = machines_of(world)
+    rollout = container(world, "Deployment", "job-rollout")
+    given = {each["name"]: each for each in rollout["env"]}
+    assert given["PLAUDIT_ENDPOINT_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    port = int(given["PLAUDIT_ENDPOINT_PORT"]["value"])
+    assert {"name": "endpoint", "containerPort": port} in rollout["ports"]
+    others = [each["containerPort"] for each in rollout["ports"] if each["name"] != "endpoint"]
+    opened = [{"protocol": "TCP", "port": port}]
+
+    [policy] = [each for each in world.cluster.of_kind("NetworkPolicy") if applies_to(each, agent)]
+    assert applies_to(policy, claimed(agent)[0]["spec"]["podTemplate"])  # of Agent Sandbox
+    assert policy["spec"]["policyTypes"] == ["Egress"]
+    [egress] = policy["spec"]["egress"]
+    [peer] = egress["to"]
+    assert peer == {"podSelector": {"matchLabels": {names.LABEL_JOB: "job", names.LABEL_ROLE: "rollout"}}}
+    assert (egress["ports"], port in others) == (opened, False)
+    assert not applies_to(policy, tests)
+
+    ingress = world.cluster.find("NetworkPolicy", "job-rollout")
+    assert bool(ingress) == policies
+    if ingress:
+        [rule] = ingress["spec"]["ingress"]
+        assert rule == {"from": [{"podSelector": policy["spec"]["podSelector"]}], "ports": opened}
+
+
+def test_machines_of_tools_reach_no_rollout(world: World) -> None:
+    agent, _ = machines_of(world)
+    assert not [each for each in world.cluster.of_kind("NetworkPolicy") if applies_to(each, agent)]
+    assert "PLAUDIT_ENDPOINT_HOST" not in environment(world, "Deployment", "job-rollout")
+    assert not world.cluster.find("NetworkPolicy", "job-rollout")
 
 
 def test_its_state_is_a_role_of_the_status(world: World) -> None:

@@ -56,8 +56,11 @@ def in_machine(**changes: Any) -> Callable[[dict[str, Any]], object]:
     return lambda spec: spec["rollout"].update(agent=agent)
 
 
-def test_a_program_of_an_endpoint_agent_may_run_in_the_machine() -> None:
-    assert parse_job(changed(in_machine())).spec.uses_sandboxes
+@pytest.mark.parametrize("provider", ["process", "container", "pods", "agentSandbox"])
+def test_a_program_of_an_endpoint_agent_may_run_in_the_machine(provider: str) -> None:
+    sandboxes = {"provider": provider, **({} if provider == "process" else {"image": "debian:12"})}
+    spec = parse_job(changed(lambda spec: (in_machine()(spec), spec.update(sandboxes=sandboxes)))).spec
+    assert (spec.uses_sandboxes, spec.programs_in_pods) == (True, provider in ("pods", "agentSandbox"))
 
 
 @pytest.mark.parametrize(
@@ -67,11 +70,6 @@ def test_a_program_of_an_endpoint_agent_may_run_in_the_machine() -> None:
             in_machine(command=[], path="agent.py"),
             "spec.rollout.agent.sandbox",
             "is for kind environment with class and kind endpoint with command",
-        ),
-        (
-            lambda spec: (in_machine()(spec), spec.update(sandboxes={"provider": "pods", "image": "debian:12"})),
-            "spec.rollout.agent.sandbox",
-            "is true, and a program in a pod cannot reach the policy",
         ),
         (
             lambda spec: (

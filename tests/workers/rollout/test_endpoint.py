@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 import msgspec
@@ -400,6 +400,42 @@ async def test_a_key_of_no_running_sample_is_refused(server, key) -> None:
         answers = [await client.get("/models"), await client.post("/chat/completions", json={}), await client.get("/x")]
     assert [answer.status_code for answer in answers] == [401, 401, 404]
     assert answers[2].json()["error"]["message"].startswith("GET /v1/x is not served: a policy in training speaks Chat")
+
+
+async def test_a_machine_has_its_share_of_connections_and_takes_none_of_anothers() -> None:
+    """Programs in pods share a socket; each machine has an address of its own."""
+    async with EndpointServer(("127.0.0.1", 0)) as served, AsyncExitStack() as held:
+        host, port = httpx.URL(served.url_of_pods).host, httpx.URL(served.url_of_pods).port
+
+        async def connect(machine: str) -> asyncio.StreamReader:
+            reader, writer = await asyncio.open_connection(host, port, local_addr=(machine, 0))
+            held.callback(writer.close)
+            writer.write(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
+            return reader
+
+        answers = [await (await connect("127.0.0.3")).read(12) for _ in range(64)]
+        assert answers == [b"HTTP/1.1 401"] * 64
+        assert await closed(await connect("127.0.0.3"))
+        assert await (await connect("127.0.0.4")).read(12) == b"HTTP/1.1 401"
+        await held.aclose()
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(local_address="127.0.0.3")) as client:
+            assert await answered(client, f"{served.url_of_pods}/models") == 401
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+async def answered(client: httpx.AsyncClient, url: str) -> int:
+    """Return the status of the first answer; connections that have just been closed may count for a moment."""
+    while True:
+        try:
+            return (await client.get(url)).status_code
+        except httpx.TransportError:
+            await asyncio.sleep(0.01)
 
 
 def nested(levels: int) -> list:

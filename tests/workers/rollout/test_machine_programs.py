@@ -1,4 +1,7 @@
-"""``kind: endpoint`` with ``sandbox``: an agent's program in the sample's machine, which reaches the policy alone."""
+"""``kind: endpoint`` with ``sandbox``: an agent's program in the sample's machine, which reaches the policy alone.
+
+Programs in real pods: ``tests/e2e_cluster/test_sandboxes.py``.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,20 @@ from container_images import IMAGE, why_none
 from episodes import play
 from harbor_tasks import run_machines, write_sum_task
 from namespaces import HAS_NAMESPACES
-from plaudit_job.tasks import read_task
+from plaudit_job.load import parse_job
+from plaudit_job.tasks import Task, read_task
 from plaudit_reward.machines import RunMachines
-from plaudit_reward.providers import ContainerProvider, MachineChoice
+from plaudit_reward.providers import ContainerProvider, MachineChoice, ProcessProvider, TaskMachine
 from plaudit_reward.scorer import Attempt
 from plaudit_reward.verifier import VerifierScorer
+from plaudit_sandbox.machine import CommandEnd, Machine
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import SampleBody
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer, MachineProgram
 from plaudit_workers.rollout.agents.machine_tools import MachineTools
 from plaudit_workers.rollout.agents.session import ChatFormats
+from plaudit_workers.rollout.worker import open_agent
 
 CODER = '''
 """Asks the policy for one command after another, and runs them where it is itself."""
@@ -84,13 +91,37 @@ class Samples:
         return (await VerifierScorer("tests", self.machines, 1).score(body.sample, Attempt(120.0))).value
 
 
+class NetworkedMachine(Machine):
+    """A folder of this host whose commands see the host's network, as those of a pod see that of the cluster."""
+
+    async def run(self, command: Any, *, timeout_s: float, **given: Any) -> CommandEnd:
+        assert given.keys() <= {"environment", "directory", "stdin"}
+        pipe, folder = asyncio.subprocess.PIPE, self.folder / "files"
+        variables = {"PATH": os.environ["PATH"], **given.get("environment", {})}
+        words = [str(folder / word[1:]) if word.startswith("/tmp/") else word for word in command]
+        started = await asyncio.create_subprocess_exec(
+            *words, cwd=folder / "app", env=variables, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await asyncio.wait_for(started.communicate(given.get("stdin", b"")), timeout_s)
+        return CommandEnd("exited", started.returncode or 0, output.decode(), 0.0)
+
+
+class NetworkedProvider(ProcessProvider):
+    """Makes such machines."""
+
+    def make(self, folder: Path, task: Task | None) -> TaskMachine:
+        return TaskMachine(NetworkedMachine(folder), "/app")
+
+
 @asynccontextmanager
 async def opened(folder: Path, provider: str) -> AsyncIterator[Samples]:
-    machines = run_machines(folder)
+    machines, of_pods = run_machines(folder), None
     if provider == "container":
         made = ContainerProvider(MachineChoice(image=IMAGE, memory_bytes=256 << 20, run=f"programs-{folder.name}"))
         machines = RunMachines(machines.folder, made)
-    async with EndpointServer() as server:
+    if provider == "networked":
+        machines, of_pods = RunMachines(machines.folder, NetworkedProvider(MachineChoice())), ("127.0.0.2", 0)
+    async with EndpointServer(of_pods) as server:
         yield Samples(folder, machines, server)
     machines.provider.end()
 
@@ -112,6 +143,30 @@ async def test_a_program_works_in_the_machine_whose_tests_score_it(tmp_path: Pat
         assert (times.num_commands, times.failed) == (1, False)
         assert times.exec_s > 0
         assert [await samples.reward(each) for each in (right, wrong)] == [1.0, 0.0]
+
+
+async def test_a_program_in_a_pod_asks_at_the_address_of_the_rollouts_pod(tmp_path: Path) -> None:
+    async with opened(tmp_path, "networked") as samples:
+        body = await samples.play('echo "$OPENAI_BASE_URL $NO_PROXY"', "Done.")
+        url = samples.server.url_of_pods
+    assert url.startswith("http://127.0.0.2:")
+    assert texts(body) == [f"{url} 127.0.0.1,localhost,127.0.0.2\n"]
+
+
+async def test_a_program_in_a_pod_needs_a_rollout_that_pods_reach() -> None:
+    spec = {
+        "model": {"source": "/model"},
+        "data": {"train": {"tasks": "/tasks"}},
+        "algorithm": {"steps": 1},
+        "rollout": {"agent": {"kind": "endpoint", "command": ["my-agent"], "sandbox": True}},
+        "reward": {"scorers": [{"name": "tests", "kind": "verifier"}]},
+        "trainer": {},
+        "sandboxes": {"provider": "pods", "image": "debian:12"},
+    }
+    job = parse_job({"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "a"}, "spec": spec})
+    with pytest.raises(RefusedError, match="sets PLAUDIT_ENDPOINT_HOST"):
+        async with open_agent(job):
+            pass
 
 
 LOOKS = """

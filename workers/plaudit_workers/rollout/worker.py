@@ -9,15 +9,18 @@ them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from plaudit_job.processes import ENDPOINT_HOST_VARIABLE, ENDPOINT_PORT_VARIABLE
 from plaudit_job.spec.rljob import RLJob
 from plaudit_reward.machines import RunMachines
 from plaudit_sandbox.privileges import forbid_inspection
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
@@ -307,6 +310,7 @@ async def _conversations(
 async def _endpoint(
     job: RLJob, processes: AgentProcesses, machines: RunMachines | None, counts: MachineCounts | None
 ) -> AsyncIterator[Agent]:
+    of_pods = _address_for_pods(job)
     prepare_environment(job.spec.model.source)  # before anything imports torch
     from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer, MachineProgram
     from plaudit_workers.rollout.agents.machine_tools import MachineTools
@@ -318,11 +322,25 @@ async def _endpoint(
     if remark := chat_formats.of([]).suffix.remarks(job.spec.rollout.sampling.stops):
         logger.warning(remark)
     machine_tools = await MachineTools.of_job(job, machines, counts)
-    async with EndpointServer() as server:
+    async with EndpointServer(of_pods) as server:
         limits = spec.max_turns, spec.timeout_seconds
         inside = MachineProgram(machine_tools, spec.command, spec.path) if machine_tools is not None else None
         answers = spec.ground_truth
         yield EndpointAgent(processes, server, chat_formats, *limits, ground_truth=answers, inside=inside)
+
+
+def _address_for_pods(job: RLJob, environment: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Return where programs in pods reach this rollout; None where no program is in one. Raises ``RefusedError``."""
+    if not job.spec.programs_in_pods:
+        return None
+    host, port = (environment.get(name, "") for name in (ENDPOINT_HOST_VARIABLE, ENDPOINT_PORT_VARIABLE))
+    if not host or not port.isdigit():
+        raise RefusedError(
+            "spec.rollout.agent.sandbox: a program in a pod reaches rollouts on Kubernetes alone, where the operator "
+            f"sets {ENDPOINT_HOST_VARIABLE} and {ENDPOINT_PORT_VARIABLE}. To try the agent here, set "
+            "sandboxes.provider: container or process"
+        )
+    return host, int(port)
 
 
 class EnginePart(Protocol):

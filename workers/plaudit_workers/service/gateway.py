@@ -57,7 +57,6 @@ longer at most: on a busy node what sends calls here learns late."""
 _LOOK_S = 0.05
 _HEAD_WITHIN_S = 10.0
 """A request's line and headers, from the connection or from their first byte on."""
-_MOST_HEAD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -288,7 +287,6 @@ class _Bounded(asyncio.Protocol):
         state = {**app_state, RECOGNISED: lambda: self.strangers.remove(self)}
         super().__init__(config, server_state, state, _loop)  # type: ignore[call-arg]
         self._late: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -301,16 +299,12 @@ class _Bounded(asyncio.Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        in_head = self.cycle is None or (self.cycle.response_complete and not self.cycle.more_body)
         super().data_received(data)
         if not self._is_idle:
             self._head_has_come()
             return
         if self._late is None:
             self._await_head()
-        self._head_bytes += len(data) if in_head else 0
-        if self._head_bytes > _MOST_HEAD_BYTES:
-            self.transport.abort()
 
     def shutdown(self) -> None:
         """Close an idle connection, and any other after its response, but not a new one."""
@@ -325,7 +319,6 @@ class _Bounded(asyncio.Protocol):
         self._late = self.loop.call_later(_HEAD_WITHIN_S, self.transport.close)
 
     def _head_has_come(self) -> None:
-        self._head_bytes = 0
         if self._late is not None:
             self._late.cancel()
             self._late = None

@@ -2,7 +2,8 @@
 
 The program runs in the sample's own process, or in its machine. It gets nothing but its prompt, the URL and a key;
 whatever it does between its requests is its own affair. The server speaks OpenAI's Chat Completions and Models API on
-loopback: on the rollout's, and on that of each machine, which has no other way out.
+loopback: on the rollout's, and on that of each machine, which has no other way out. Machines that are pods reach it at
+the address of the rollout's pod, the only one that their network policies open.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
+from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -63,9 +65,10 @@ MODEL = "policy"
 _KEEP_ALIVE_S = 75
 _END_WITHIN_S = 2
 _MOST_BYTES = 4 << 20
-_LOOPBACK = "127.0.0.1,localhost"
+_LOOPBACK = ("127.0.0.1", "localhost")
 _MOST_CONNECTIONS = 64
-"""Of one machine: a policy could otherwise use up the rollout's descriptors."""
+"""Of one machine: a policy could otherwise use up the rollout's descriptors, or the others' share of them."""
+_BACKLOG_OF_PODS = 1024
 _INSTRUCTION = "{instruction}"
 """The word of a machine's command that stands for the prompt's last message."""
 _SHOWN_CHARACTERS = 500
@@ -173,14 +176,15 @@ class EndpointAgent:
         """
         document = _document(prompt, ground_truth=self._ground_truth)
         given, limit_s = document["messages"][-1]["content"], machine.limit_s(self._limit_s)
+        of_pods = self._server.url_of_pods
         running = asyncio.ensure_future(
             machine.run_program(
                 [given if word == _INSTRUCTION else word for word in program.command],
                 program.path,
                 json.dumps(document).encode(),
-                _environment(f"http://127.0.0.1:{LOOPBACK_PORT}/v1", key),
+                _environment(of_pods or f"http://127.0.0.1:{LOOPBACK_PORT}/v1", key),
                 limit_s,
-                self._server.listening,
+                None if of_pods else self._server.listening,
             )
         )
         try:
@@ -213,7 +217,8 @@ class EndpointAgent:
 
 
 def _environment(url: str, key: str) -> dict[str, str]:
-    direct = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _LOOPBACK)))
+    own = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+    direct = ",".join(dict.fromkeys(filter(None, (own, *_LOOPBACK, urlsplit(url).hostname))))
     return {
         "OPENAI_BASE_URL": url,
         "OPENAI_API_BASE": url,
@@ -298,11 +303,16 @@ class EndpointServer:
     """Serve the programs of a rollout's samples, as an asynchronous context manager.
 
     A request belongs to the sample whose key it carries; keys are random and end with their sample.
+
+    Args:
+        of_pods: Host and port at which programs in pods reach it; None: none of them do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of_pods: tuple[str, int] | None = None) -> None:
         self._sessions: dict[str, EndpointSession] = {}
         self._socket = listening_socket("127.0.0.1", 0)
+        self._of_pods = listening_socket(*of_pods) if of_pods else None
+        self._open = contextlib.AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
         routes = [
             Route("/v1/chat/completions", self._complete, methods=["POST"]),
@@ -327,9 +337,12 @@ class EndpointServer:
                 "programs. Start it with Landlock (Linux 5.13 or newer, lsm=landlock,…)"
             )
         self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
+        if self._of_pods is not None:
+            await self._open.enter_async_context(self.listening(self._of_pods, many=True))
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
         self._server.should_exit = True
         if self._task is not None:
             await self._task
@@ -339,6 +352,14 @@ class EndpointServer:
     def url(self) -> str:
         """Return the value of ``OPENAI_BASE_URL``."""
         return f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
+
+    @property
+    def url_of_pods(self) -> str:
+        """Return that value for a program in a pod; empty if none of them reach it."""
+        if self._of_pods is None:
+            return ""
+        host, port = self._of_pods.getsockname()
+        return f"http://{host}:{port}/v1"
 
     @contextmanager
     def serving(self, session: EndpointSession) -> Iterator[str]:
@@ -352,24 +373,21 @@ class EndpointServer:
             session.close()
 
     @asynccontextmanager
-    async def listening(self, place: socket.socket) -> AsyncIterator[None]:
-        """Serve those who connect to a further socket, as of a machine's loopback device; close it at the end."""
-        config, state = self._server.config, ServerState()
-        if not config.loaded:
-            config.load()
+    async def listening(self, place: socket.socket, *, many: bool = False) -> AsyncIterator[None]:
+        """Serve those who connect to a further socket, as of a machine's loopback device; close it at the end.
 
-        def protocol() -> asyncio.Protocol:
-            if len(state.connections) >= _MOST_CONNECTIONS:
-                return _Refusal()
-            return config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[call-arg]
-
-        # Connections accepted at once are counted a moment later, so the backlog bounds them as well.
-        server = await asyncio.get_running_loop().create_server(protocol, sock=place, backlog=_MOST_CONNECTIONS)
+        Args:
+            many: Machines with an address each connect to it, and not one with as many addresses as it likes.
+        """
+        states: dict[str, ServerState] = {}
+        entrance = partial(_Entrance, self._server.config, states, many)
+        backlog = _BACKLOG_OF_PODS if many else _MOST_CONNECTIONS
+        server = await asyncio.get_running_loop().create_server(entrance, sock=place, backlog=backlog)
         try:
             yield
         finally:
             server.close()
-            for connection in list(state.connections):
+            for connection in [each for state in states.values() for each in state.connections]:
                 connection.shutdown()
 
     async def _complete(self, request: Request) -> Response:
@@ -420,12 +438,33 @@ class EndpointServer:
         return self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
 
 
-class _Refusal(asyncio.Protocol):
-    """Close a connection at once."""
+class _Entrance(asyncio.Protocol):
+    """Hand a new connection to uvicorn, or close it where its machine has as many as it may have.
+
+    Args:
+        states: The open connections, by the address of their machine if they are of many.
+    """
+
+    def __init__(self, config: uvicorn.Config, states: dict[str, ServerState], many: bool) -> None:
+        self._config = config
+        self._states = states
+        self._many = many
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it."""
-        transport.close()
+        """Count it."""
+        peer = transport.get_extra_info("peername") if self._many else None
+        machine: str = peer[0] if peer else ""
+        if machine not in self._states:
+            for gone in [name for name, state in self._states.items() if not state.connections]:
+                del self._states[gone]
+        state = self._states.setdefault(machine, ServerState())
+        if len(state.connections) >= _MOST_CONNECTIONS:
+            transport.close()
+            return
+        made: Any = self._config.http_protocol_class
+        protocol = made(config=self._config, server_state=state, app_state={})
+        cast(asyncio.Transport, transport).set_protocol(protocol)
+        protocol.connection_made(transport)
 
 
 async def _body(request: Request) -> bytes:

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -228,7 +229,7 @@ class SampleMachine:
         given: bytes,
         environment: Mapping[str, str],
         limit_s: float,
-        serve: Serve,
+        serve: Serve | None,
     ) -> CommandEnd:
         """Run an agent's program to its end or to a limit, which begins after the wait for a place.
 
@@ -237,11 +238,13 @@ class SampleMachine:
         Args:
             path: A file of this host that is copied into the machine, and is then the command's last word; empty: none.
             given: Its standard input.
-            serve: Answers it at the machine's own loopback device.
+            serve: Answers it at the machine's own loopback device; None: it needs none.
         """
         assert self._made is not None
-        machine = self._made.machine
-        assert isinstance(machine, Machine | ContainerMachine)
+        machine, run = self._made.machine, self._made.machine.run
+        if serve is not None:
+            assert isinstance(machine, Machine | ContainerMachine)
+            run = partial(machine.run, serve=serve)
         try:
             async with self._place():
                 if path:
@@ -252,13 +255,8 @@ class SampleMachine:
                         raise DataError(f"{path} cannot be copied into the machine: {copied.output}")
                     command = [*command, place]
                 variables = {**self._environment, **environment}
-                return await machine.run(
-                    command,
-                    timeout_s=limit_s,
-                    environment=variables,
-                    directory=self._directory,
-                    stdin=given,
-                    serve=serve,
+                return await run(
+                    command, timeout_s=limit_s, environment=variables, directory=self._directory, stdin=given
                 )
         except (DataError, OSError) as error:
             raise AgentError(str(error)) from error

@@ -1,0 +1,223 @@
+"""Run a process in a machine's pod to its end: the agent's commands, and short scripts of the provider.
+
+Commands travel through the API server, each as input of a shell, for Kubernetes may write arguments to its audit log.
+Calls block, each in a thread of the pods' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+from plaudit_sandbox.machine import CommandEnd, Ending, KeptOutput, MachineLimits
+from plaudit_sandbox.machine_start import start_error
+from plaudit_sandbox.pod_cluster import ClusterError, PodCluster, PodProcess
+from plaudit_sandbox.pod_manifests import END, KEEPER, MACHINE, PodSettings, ending_of
+from plaudit_wire.errors import InfrastructureError
+
+Answer = TypeVar("Answer")
+POLL_S: Final = 0.2
+LONGEST_POLL_S: Final = 1.0
+REPORTED_S: Final = 3.0
+"""For which the report of a node is waited for, that a container has ended."""
+STEP_S: Final = 900.0
+KILLED: Final = 128 + 9
+AT_A_LIMIT: Final = 124
+_LOOK_S = 20.0
+_KILL_S = 10.0
+_DRAIN_S, _LONGEST_DRAIN_S = 0.4, 5.0
+"""For which the output of a command that has ended is waited for, and is read, where something of it still runs."""
+_LONGEST_WORD = 128 << 10
+_KILL_ALL = "kill -9 -1"
+"""Ends every process that the user may end, but the shell itself and the container's first process."""
+_CALLS: Final = concurrent.futures.ThreadPoolExecutor(1024, "plaudit-pod")
+"""Each call waits in a thread, an agent's program for all of its time; the event loop's own pool is too small, and
+others need it."""
+
+
+class PodExecution:
+    """One command in the machine of a pod, in a thread of its own."""
+
+    def __init__(self, cluster: PodCluster, name: str, settings: PodSettings, limits: MachineLimits) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._output = KeptOutput(limits.output_bytes)
+        self._processes = limits.processes if settings.has_own_user else None
+        self._is_stopped = threading.Event()
+
+    async def finished(
+        self, command: Sequence[str], timeout_s: float, environment: Mapping[str, str], directory: str, stdin: bytes
+    ) -> CommandEnd:
+        """Run it to its end or to a limit. When the caller gives up, it is ended as well."""
+        script = script_of(command, environment, directory, self._processes)
+        try:
+            return await in_thread(self._timed, script, stdin, timeout_s)
+        except asyncio.CancelledError:
+            self._is_stopped.set()
+            raise
+
+    def _timed(self, script: bytes, stdin: bytes, timeout_s: float) -> CommandEnd:
+        began_s = time.monotonic()  # a wait for a thread does not count
+        ending, code = self._execute(script, stdin, began_s + timeout_s)
+        code = code if ending == "exited" else AT_A_LIMIT
+        return CommandEnd(ending, code, self._output.text(), time.monotonic() - began_s)
+
+    def _execute(self, script: bytes, stdin: bytes, until_s: float) -> tuple[Ending, int]:
+        # The shell reads the script to its last byte and no further, so that the rest is the command's own input, whose
+        # end does not depend on that of the connection. What the command left in the background may hold its output
+        # open, so the shell reports the exit code by itself.
+        reading = f"dd bs=1 count={len(script)} 2>/dev/null" if stdin else f"head -c {len(script)}"
+        command = f'head -c {len(stdin)} | (eval "$script")' if stdin else '(eval "$script" </dev/null)'
+        shell = f"script=$({reading}); {command}; code=$?; echo $code >&2; exit $code"
+        try:
+            process = self._cluster.execute(self._name, MACHINE, shell)
+        except ClusterError as error:
+            return self._ended(str(error))
+        try:
+            process.write(script + stdin)
+            if (limit := self._watch(process, until_s)) is not None:
+                return limit, AT_A_LIMIT
+        except ClusterError as error:
+            return self._ended(str(error))
+        finally:
+            process.close()
+        if (code := _code_of_shell(process)) is None and (code := process.exit_code) is None:
+            return self._ended(process.problem)
+        if code == KILLED:
+            # Of what can end a whole command by this signal, only a shortage is not its own: of memory, or its pod's.
+            return "disk" if self._reported_ending() == "disk" else "memory", KILLED
+        return "exited", code
+
+    def _watch(self, process: PodProcess, until_s: float) -> Ending | None:
+        """Take in the output until the end; return the limit that the command reached first."""
+        look_s = time.monotonic() + _LOOK_S
+        while not process.is_over:
+            if _code_of_shell(process) is not None:
+                self._drain(process)
+                return None
+            now_s = time.monotonic()
+            if now_s >= until_s or self._is_stopped.is_set():
+                self._raise_if_lost()
+                self._end_processes()
+                return "timeout"
+            if now_s >= look_s:
+                look_s = now_s + _LOOK_S
+                if self._raise_if_lost() == "disk":
+                    return "disk"
+            self._output.add(process.receive(min(LONGEST_POLL_S, until_s - now_s)))
+        return None
+
+    def _drain(self, process: PodProcess) -> None:
+        """Take in what a command had written when it ended."""
+        until_s = time.monotonic() + _LONGEST_DRAIN_S
+        while not process.is_over and time.monotonic() < until_s and (data := process.receive(_DRAIN_S)):
+            self._output.add(data)
+
+    def _raise_if_lost(self) -> str:
+        pod = self._cluster.read(self._name)
+        raise_if_lost(self._name, pod)
+        return ending_of(pod)
+
+    def _ended(self, problem: str) -> tuple[Ending, int]:
+        """Return how the machine ended, where the connection to a command did; raise ``InfrastructureError``."""
+        ending = self._reported_ending()
+        if not ending:
+            raise InfrastructureError(f"the command in the pod {self._name} was lost: {problem}")
+        if ending == "exited":
+            self._output.add(b"\n[the machine has ended: its first process is gone]\n")
+        return cast(Ending, ending), KILLED
+
+    def _reported_ending(self) -> str:
+        """Return how the machine ended, as its node reports it a moment later; raise ``InfrastructureError``."""
+        until_s = time.monotonic() + REPORTED_S
+        while not (ending := self._raise_if_lost()) and time.monotonic() < until_s:
+            time.sleep(POLL_S)
+        return ending
+
+    def _end_processes(self) -> None:
+        """End every process of the agent but the first; where there is no room for one more, that one as well."""
+        try:
+            answer(self._cluster, self._name, MACHINE, _KILL_ALL, _KILL_S)
+        except InfrastructureError:
+            answer(self._cluster, self._name, KEEPER, END)
+
+
+async def in_thread(function: Callable[..., Answer], *arguments: object) -> Answer:
+    """Call a function that waits for the cluster in a thread of the pods' own."""
+    return await asyncio.get_running_loop().run_in_executor(_CALLS, partial(function, *arguments))
+
+
+def script_of(
+    command: Sequence[str], environment: Mapping[str, str], directory: str, processes: int | None = None
+) -> bytes:
+    """Return the shell's way to a command: its folder, its variables, and itself. Raises ``DataError``."""
+    words = [*command, directory, *environment, *environment.values()]
+    if any("\0" in word for word in words) or not all(name.isidentifier() and name.isascii() for name in environment):
+        raise start_error(ValueError(words))
+    if any(len(word.encode()) >= _LONGEST_WORD for word in words):
+        raise start_error(OSError(errno.E2BIG, "too large"))
+    limit = f"ulimit -u {processes} 2>/dev/null || ulimit -p {processes} 2>/dev/null\n" if processes else ""
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+    folder = f"cd {shlex.quote(directory)} 2>/dev/null || cd /\n"
+    return f"exec 2>&1\n{folder}{exports}{limit}exec {shlex.join(command)}".encode(errors="surrogateescape")
+
+
+def _code_of_shell(process: PodProcess) -> int | None:
+    """Return the exit code of a command, once the shell that ran it has reported it."""
+    text = bytes(process.errors)
+    return int(text) if text.endswith(b"\n") and text.strip().isdigit() else None
+
+
+def raise_if_lost(name: str, pod: Mapping[str, Any]) -> None:
+    """Raise ``InfrastructureError`` if something other than the machine itself ended its pod."""
+    if (ending := ending_of(pod)) not in ("", "exited", "memory", "disk"):
+        raise InfrastructureError(f"the pod {name} was lost: {ending}")
+
+
+def receiving(cluster: PodCluster, name: str, container: str, place: str) -> PodProcess:
+    """Start a process that extracts its standard input, an archive, below a folder of a container."""
+    where = shlex.quote(place)
+    return cluster.execute(name, container, f"mkdir -p {where} && exec tar -x -p -f - -C {where}")
+
+
+@contextlib.contextmanager
+def extracted(receiver: PodProcess) -> Iterator[Any]:
+    """Yield a receiver as a file: the archive that is written to it lies in its folder at the end."""
+    with contextlib.closing(receiver):
+        yield receiver
+        receiver.end_input()
+        wait_until_extracted(receiver)
+
+
+def wait_until_extracted(receiver: PodProcess) -> None:
+    """Wait until the files that a receiver got lie in their folder. Raises ``InfrastructureError``."""
+    _finish(receiver, f"files cannot be put into {receiver.where}", STEP_S)
+
+
+def answer(cluster: PodCluster, name: str, container: str, script: str, limit_s: float = STEP_S) -> str:
+    """Return the beginning of what a script of ours prints; raise ``InfrastructureError`` if it fails."""
+    process = cluster.execute(name, container, script)
+    try:
+        return _finish(process, f"{name}/{container} does not do as it should", limit_s)
+    finally:
+        process.close()
+
+
+def _finish(process: PodProcess, failure: str, limit_s: float) -> str:
+    until_s, output = time.monotonic() + limit_s, KeptOutput(1000)
+    while not process.is_over:
+        output.add(process.receive(LONGEST_POLL_S))
+        if time.monotonic() > until_s:
+            raise InfrastructureError(f"{failure} within {limit_s:g} s")
+    if process.exit_code != 0:
+        why = process.errors.decode(errors="replace").strip() or process.problem or f"exit code {process.exit_code}"
+        raise InfrastructureError(f"{failure}: {why}")
+    return output.text()
