@@ -19,13 +19,13 @@ if redis.call('ZSCORE', session_key(session, 'returned'), id) then return 'retur
 if not has_room(session, n, tonumber(ARGV[4])) then return 'full' end
 local used = memory_share()
 if used > tonumber(ARGV[5]) then return 'memory' end
-local fields = {'phase', 'open', 'session', session, 'incarnation', '0', 'admission', whole, 'prompt', ARGV[11],
+redis.call('HSET', group, 'phase', 'open', 'session', session, 'incarnation', '0', 'admission', whole, 'prompt', ARGV[11],
   'prompt_entry', '', 'n', n, 'needed', '0', 'split', 'train', 'step', '-1', 'source', ARGV[9], 'scorers', ARGV[8],
-  'deadline_s', ARGV[6], 'scoring_s', ARGV[7], 'open', n, 'scored', '0', 'unpublished', '0', 'admitted', now_text}
+  'deadline_s', ARGV[6], 'scoring_s', ARGV[7], 'open', n, 'scored', '0', 'unpublished', '0', 'admitted', now_text)
 if ARGV[14] == '1' then
   -- Callers come before auditors: no group is kept when memory is half full, or many wait to be stored.
   if used < tonumber(ARGV[5]) / 2 and redis.call('ZCARD', prefix .. 'kept') < 256 then
-    fields[#fields + 1], fields[#fields + 2] = 'kept', 1
+    redis.call('HSET', group, 'kept', 1)
   else
     count('kept_not')
   end
@@ -33,10 +33,9 @@ end
 for i = 0, n - 1 do
   local digest, sample = ARGV[15 + 2 * i], ARGV[16 + 2 * i]
   local entry = redis.call('XADD', prefix .. 'samples', '*', 'sample', id .. ' ' .. i .. ' ' .. digest, 'record', sample)
-  for _, part in ipairs({'tensors:' .. i, ARGV[13], 'sample:' .. i, sample,
-    'published:' .. i, packed({'-', digest, '-', now_text, entry}, ARGV[12])}) do fields[#fields + 1] = part end
+  redis.call('HSET', group, 'tensors:' .. i, ARGV[13], 'sample:' .. i, sample,
+    'published:' .. i, packed({'-', digest, '-', now_text, entry}, ARGV[12]))
 end
-redis.call('HSET', group, unpack(fields))
 redis.call('ZADD', open_groups, stamp(now + ARGV[6]), id)
 redis.call('HSET', session_key(session, 'groups'), id, whole .. ' -')
 count_in_work(session, n)
