@@ -290,6 +290,7 @@ class Batches:
         await self._http.aclose()
 
     def _leave(self, item: Item, _: object) -> None:
+        item.expiry.cancel()
         self._open.discard(item)
 
     def _wake(self) -> None:
@@ -307,7 +308,9 @@ class Batches:
                 accepted = asyncio.Event()
                 request = asyncio.create_task(self._request(items, accepted))
                 loop = asyncio.get_running_loop()
-                expiry = loop.call_at(max(item.expires_at for item in items), request.cancel)  # nobody waits any longer
+                expiry = loop.call_at(
+                    max(item.expiry.when() for item in items), request.cancel
+                )  # nobody waits any longer
                 self._requests.add(request)
                 request.add_done_callback(functools.partial(self._end, expiry, accepted))
                 await accepted.wait()
@@ -483,7 +486,7 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
 class Item:
     """Hold one sample or group, as JSON, whose ``answer`` fails with ``UnavailableError`` after ``timeout_s``."""
 
-    __slots__ = ("_expiry", "alone", "answer", "body", "expires_at", "id", "path", "problem")
+    __slots__ = ("alone", "answer", "body", "expiry", "id", "path", "problem")
 
     def __init__(self, path: str, id: str, body: bytes, timeout_s: float) -> None:  # noqa: A002 (the field's name)
         loop = asyncio.get_running_loop()
@@ -491,9 +494,7 @@ class Item:
         self.answer: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.alone = False
         self.problem = "the service has not scored it yet"
-        self._expiry = loop.call_later(timeout_s, self._expire, timeout_s)
-        self.expires_at = self._expiry.when()
-        self.answer.add_done_callback(lambda _: self._expiry.cancel())
+        self.expiry = loop.call_later(timeout_s, self._expire, timeout_s)
 
     def _expire(self, timeout_s: float) -> None:
         self.fail(UnavailableError(f"no result of sample {self.id} within {timeout_s:g} s: {self.problem}"))
@@ -592,16 +593,13 @@ def encode_sample(sample: Mapping[str, Any], id: str = "") -> bytes:  # noqa: A0
 
 
 def _json(value: Any) -> bytes:
-    text = json.dumps(value, default=_plain, allow_nan=False, separators=(",", ":"))
-    if "\\ud" not in text:
-        return text.encode()
-    text = json.dumps(value, default=_plain, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    return _whole(text).encode()
+    text = _encode(value)
+    return _whole(_encode_unescaped(value)).encode() if "\\ud" in text else text.encode()
 
 
 def _whole(text: str) -> str:
     """Return a text in which a half of a surrogate pair, which no JSON text may hold, is the replacement character."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 _MOST_LEVELS, _LARGEST = 64, 2**64
@@ -620,6 +618,10 @@ def _plain(value: Any) -> Any:
         if hasattr(value, method):
             return getattr(value, method)()
     raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+_encode = json.JSONEncoder(default=_plain, allow_nan=False, separators=(",", ":")).encode
+_encode_unescaped = json.JSONEncoder(default=_plain, allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode
 
 
 def _judged(value: Any, where: str, level: int) -> Any:

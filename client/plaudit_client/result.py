@@ -85,6 +85,7 @@ class Result:
 
 def result_of(answer: Mapping[str, Any], index: int = 0) -> Result:
     """Convert a result of the service. Raises ``KeyError`` or ``TypeError`` if it is not one."""
+    answer = {"index": index, "drop_group": False, "version": "", **answer}
     outcome = _typed(answer, "outcome", str)
     return Result(
         id=_typed(answer, "id", str),
@@ -93,9 +94,9 @@ def result_of(answer: Mapping[str, Any], index: int = 0) -> Result:
         reason=_typed(answer, "reason", (str, type(None))),
         scorers={name: _scorer_of(scorer) for name, scorer in _typed(answer, "scorers", dict).items()},
         seconds=_number(answer, "seconds"),
-        index=_typed({"index": index, **answer}, "index", int),
-        drop_group=_typed({"drop_group": False, **answer}, "drop_group", bool),
-        version=_typed({"version": "", **answer}, "version", str),
+        index=_typed(answer, "index", int),
+        drop_group=_typed(answer, "drop_group", bool),
+        version=_typed(answer, "version", str),
     )
 
 

@@ -285,8 +285,8 @@ def mutable_fields() -> tuple[str, ...]:
 
 
 def _paths(section: type[BaseModel], path: str, *, below: bool) -> Iterator[str]:
-    for name, field in _fields(section).items():
-        here, mutable = f"{path}.{name}".lstrip("."), below or _mutable(field)
+    for name in _fields(section):
+        here, mutable = f"{path}.{name}".lstrip("."), below or name in _mutable(section)
         if mutable:
             yield here
         if inner := _inner_section(section, name):
@@ -331,13 +331,14 @@ def frozen_changes(admitted: Object, current: Object) -> list[str]:
 def _overlaid(admitted: Object, current: Object, section: type[BaseModel]) -> dict[str, Any]:
     fields = _fields(section)
     result = {name: value for name, value in admitted.items() if name not in fields}  # of another version
-    for name, field in fields.items():
-        source = current if _mutable(field) else admitted
+    for name in fields:
         inner = _inner_section(section, name)
-        if not _mutable(field) and inner and _holds_mutable(inner):
+        if name in _mutable(section):
+            value = current.get(name)
+        elif inner and _holds_mutable(inner):
             value = _inner(admitted.get(name), current.get(name), inner)
         else:
-            value = source.get(name)
+            value = admitted.get(name)
         if value is not None:
             result[name] = value
     return result
@@ -370,17 +371,16 @@ def _inner_section(section: type[BaseModel], name: str) -> type[BaseModel] | Non
     return section_of(_fields(section)[name].annotation)
 
 
-def _mutable(field: FieldInfo) -> bool:
-    return any(isinstance(mark, Mutable) for mark in field.metadata)
+@functools.cache
+def _mutable(section: type[BaseModel]) -> frozenset[str]:
+    fields = _fields(section).items()
+    return frozenset(name for name, field in fields if any(isinstance(mark, Mutable) for mark in field.metadata))
 
 
 @functools.cache
 def _holds_mutable(section: type[BaseModel]) -> bool:
-    for field in section.model_fields.values():
-        inner = section_of(field.annotation)
-        if _mutable(field) or (inner is not None and _holds_mutable(inner)):
-            return True
-    return False
+    inner = (_inner_section(section, name) for name in _fields(section))
+    return bool(_mutable(section)) or any(_holds_mutable(each) for each in inner if each is not None)
 
 
 def digest(data: Any) -> str:

@@ -6,6 +6,7 @@ Objects are stored as JSON, in a third of the memory of Python dictionaries, and
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ _METADATA_FIELDS = (
     *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
 )
 _DECODER = msgspec.json.Decoder(dict[str, Any])
+_COMPRESSED_FROM = 16 << 10
+"""Bytes: the ConfigMap of a job, which holds all templates as text, shrinks to a sixth; little else is so large."""
 
 
 class Cache:
@@ -71,21 +74,21 @@ class Cache:
         """Return all objects of a kind that users create, without their children."""
         with self._lock:
             kept = [job for key, job in self._jobs.items() if key.kind == kind.kind]
-        return [_DECODER.decode(job) for job in kept]
+        return [_decoded(job) for job in kept]
 
     def find(self, key: Key) -> Object | None:
         """Return an object that a user created, without its children; None if it does not exist."""
         with self._lock:
             kept = self._jobs.get(key)
-        return None if kept is None else _DECODER.decode(kept)
+        return None if kept is None else _decoded(kept)
 
     def run_uid(self, key: Key) -> str:
         """Return the uid that names the run of an object that a user created; empty if the object is unknown."""
         config = ("ConfigMap", names.job_config(key.name))
         with self._lock:
             job, kept = self._jobs.get(key), self._children.get(key[:2], {}).get(config)
-        children = {} if kept is None else {config: _DECODER.decode(kept)}
-        return "" if job is None else run_uid(_DECODER.decode(job), children)
+        children = {} if kept is None else {config: _decoded(kept)}
+        return "" if job is None else run_uid(_decoded(job), children)
 
     def observed(self, key: Key) -> Observed | None:
         """Return the objects of a job; None if the job is unknown."""
@@ -95,9 +98,9 @@ class Cache:
                 return None
             kept_children = dict(self._children.get(key[:2], {}))
             others = [self._jobs[each] for each in self._namesakes(key[:2]) if each != key]
-        job = _DECODER.decode(kept)
-        children = {name: _DECODER.decode(child) for name, child in kept_children.items()}
-        jobs = (job, *map(_DECODER.decode, others))
+        job = _decoded(kept)
+        children = {name: _decoded(child) for name, child in kept_children.items()}
+        jobs = (job, *map(_decoded, others))
         run, *of_others = (names.run_id(key.name, run_uid(each, children)) for each in jobs)
         pods = [item for (kind, _), item in children.items() if kind == "Pod"]
         own = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) == run)
@@ -109,7 +112,7 @@ class Cache:
         """Return all pods of the jobs of a name, which may be deleted."""
         with self._lock:
             kept = [child for (kind, _), child in self._children.get(key[:2], {}).items() if kind == "Pod"]
-        return [_DECODER.decode(pod) for pod in kept]
+        return [_decoded(pod) for pod in kept]
 
     def _put(self, kind: Kind, key: Key | None, name: str, kept: bytes) -> set[Key]:
         if key is None:
@@ -162,17 +165,26 @@ def _kept(kind: Kind, item: Object) -> tuple[Key | None, str, bytes]:
     namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
     job = labels(item).get(names.LABEL_JOB)
     key = Key(namespace, name, kind.kind) if kind in OWNERS else Key(namespace, job) if job else None
-    return key, name, msgspec.json.encode(trimmed(kind, item))
+    return key, name, _encoded(trimmed(kind, item))
+
+
+def _encoded(item: Object) -> bytes:
+    text = msgspec.json.encode(item)
+    return zlib.compress(text, level=1) if len(text) > _COMPRESSED_FROM else text
+
+
+def _decoded(kept: bytes) -> dict[str, Any]:
+    return _DECODER.decode(kept if kept.startswith(b"{") else zlib.decompress(kept))
 
 
 def _with_first_deletion(pod: bytes, before: bytes | None) -> bytes:
     """Return a pod that is being deleted, with the time of the first request; ``before`` is the pod as it was."""
-    item = _DECODER.decode(pod)
-    earlier = None if before is None else _DECODER.decode(before)
+    item = _decoded(pod)
+    earlier = None if before is None else _decoded(before)
     if earlier is None or earlier["metadata"].get("uid") != item["metadata"].get("uid"):
         earlier = item
     item["metadata"][FIRST_DELETION] = min(filter(None, map(deletion_requested_at, (earlier, item))))
-    return msgspec.json.encode(item)
+    return _encoded(item)
 
 
 def trimmed(kind: Kind, item: Object) -> Object:

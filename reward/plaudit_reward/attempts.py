@@ -21,6 +21,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+import msgspec
+
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, GroupScorer, Score, Scorer
 from plaudit_wire.backoff import backoff_s
@@ -43,8 +45,7 @@ _LONGEST_PAUSE_S = 15.0
 _RETRIED = (InfrastructureError, CallTimeoutError)
 
 
-@dataclass(frozen=True)
-class Allowance:
+class Allowance(msgspec.Struct, frozen=True):
     """Limit a scorer's work for one sample."""
 
     budget_s: float
@@ -55,8 +56,7 @@ class Allowance:
     """Further attempts after an infrastructure failure."""
 
 
-@dataclass(frozen=True)
-class AttemptsResult(Generic[T]):
+class AttemptsResult(msgspec.Struct, Generic[T], frozen=True):
     """Hold the result of all attempts."""
 
     result: T | None
@@ -144,8 +144,7 @@ FailurePolicy = Literal["mask", "zero", "dropGroup", "ignore"]
 NonePolicy = Literal["mask", "ignore"]
 
 
-@dataclass(frozen=True)
-class ScorerPart:
+class ScorerPart(msgspec.Struct, frozen=True):
     """Hold one scorer's part in a sample's reward."""
 
     name: str
@@ -167,8 +166,7 @@ class ScorerPart:
         return self.record.attempts == 0
 
 
-@dataclass(frozen=True)
-class Combined:
+class Combined(msgspec.Struct, frozen=True):
     """Hold the combined result."""
 
     score: Score

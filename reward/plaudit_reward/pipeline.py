@@ -12,7 +12,6 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -130,7 +129,9 @@ def _normalised(part: ScorerPart, mean: float, factor: float) -> ScorerPart:
     value = counted_value(part)
     if value is None:
         return part
-    return replace(part, record=msgspec.structs.replace(part.record, outcome="scored", value=(value - mean) * factor))
+    return msgspec.structs.replace(
+        part, record=msgspec.structs.replace(part.record, outcome="scored", value=(value - mean) * factor)
+    )
 
 
 _FAILED = ScorerRecord("timeout", reason="its group was not scored")
@@ -230,7 +231,7 @@ class GroupScoring:
         if self._normalize or not isinstance(self._combiner, WeightedSum):
             return None
         changed = {stage.of for stage in self._post_process}
-        failed = [replace(part, record=_FAILED) if part.name in changed else part for part in parts]
+        failed = [msgspec.structs.replace(part, record=_FAILED) if part.name in changed else part for part in parts]
         failed += [stage.rules.part(stage.scorer.name, _FAILED) for stage in self._adding]
         value = weighted_sum(failed).score.value
         for stage in self._replacing:
@@ -281,7 +282,7 @@ class GroupScoring:
         for i, record in zip(chosen, records, strict=True):
             scorers = {**scorings[i].scorers, stage.scorer.name: record}
             # Its weight is always 1: it returns the final values, not a share of them.
-            part = replace(stage.rules.part(stage.scorer.name, record), weight=1.0)
+            part = msgspec.structs.replace(stage.rules.part(stage.scorer.name, record), weight=1.0)
             if counted_value(part) is None and not part.decides:
                 result[i] = msgspec.structs.replace(scorings[i], scorers=scorers)
             else:
@@ -314,8 +315,7 @@ def _with(scoring: ScoringRecord, combined: Combined, scorers: dict[str, ScorerR
     )
 
 
-@dataclass(frozen=True)
-class _Done:
+class _Done(msgspec.Struct, frozen=True):
     """Hold a scorer's result for one sample, and the seconds along its chain of ``when``."""
 
     part: ScorerPart

@@ -142,7 +142,8 @@ _ENCODED_HALF = re.compile(rb"\xed[\xa0-\xbf]")
 
 def mended_json(text: bytes) -> bytes:
     """Return a JSON text in which halves of surrogate pairs are U+FFFD, for msgspec's readers, which refuse them."""
-    if b"\\ud" not in text and b"\\uD" not in text and (b"\xed" not in text or not _ENCODED_HALF.search(text)):
+    escaped = b"\\u" in text and (b"\\ud" in text or b"\\uD" in text)
+    if not escaped and (b"\xed" not in text or not _ENCODED_HALF.search(text)):
         return text
     return _HALVES.sub(lambda match: "\N{REPLACEMENT CHARACTER}".encode() if match[1] else match[0], text)
 

@@ -15,7 +15,6 @@ with the digest of its inputs. The attempts of Jobs are decided in ``attempts.py
 
 from __future__ import annotations
 
-import copy
 import json
 import secrets
 from collections.abc import Mapping
@@ -593,13 +592,12 @@ def _of_attempt(
 
     The names of the pods begin with that of their Job.
     """
-    template = copy.deepcopy(template)
-    template["metadata"]["labels"] |= labels
+    metadata, spec = template["metadata"], template["spec"]
     if leader:
-        own = next(c for c in template["spec"]["containers"] if c["name"] == role)
-        host = f"{job}-0.{context.role_object(role)}.{context.namespace}.svc"
-        own["env"].append({"name": leader, "value": host})
-    return template
+        variable = {"name": leader, "value": f"{job}-0.{context.role_object(role)}.{context.namespace}.svc"}
+        containers = [{**c, "env": [*c["env"], variable]} if c["name"] == role else c for c in spec["containers"]]
+        spec = {**spec, "containers": containers}
+    return {**template, "metadata": {**metadata, "labels": metadata["labels"] | labels}, "spec": spec}
 
 
 def _indexed_job(context: JobContext, metadata: Manifest, template: Manifest, pods: int, *, suspend: bool) -> Manifest:

@@ -19,12 +19,12 @@ from stream_protocol.watched_machine import SEARCH, machine_of
 SEEDED_BUGS = {
     "S1: what is acknowledged may be scored again": (
         "acknowledge",
-        {"redis.call('ZADD', returned, stamp(now), ARGV[i])": ""},
+        {"redis.call('ZADD', returned, now_text, ARGV[i])": ""},
     ),
     "S1: a group that has ended is forgotten": (
         "shared/group",
         {
-            "call('HSET', session_key(g.session, 'groups'), id, digest .. ' ' .. result)": (
+            "call('HSET', session_key(g.session, 'groups'), id, g.admission .. ' ' .. result)": (
                 "call('HDEL', session_key(g.session, 'groups'), id)"
             )
         },

@@ -552,8 +552,9 @@ def stored_answer(own_id: str, result: GroupResult, *, is_group: bool) -> Sample
 def sample_answers(own_id: str, result: GroupResult) -> list[SampleAnswer]:
     """Return the results of a group's samples."""
     return [
-        SampleAnswer(
-            **msgspec.structs.asdict(SampleOutput.from_record(sample.scoring, own_id)),
+        SampleAnswer.from_record(
+            sample.scoring,
+            own_id,
             seconds=round(sample.seconds, 6),
             index=index,
             drop_group=sample.scoring.drop_group,

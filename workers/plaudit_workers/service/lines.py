@@ -77,8 +77,8 @@ class SampleOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """Version of the scoring that a service scored it with."""
 
     @classmethod
-    def from_record(cls, record: ScoringRecord, id: str = "") -> Self:  # noqa: A002 (the field's name)
-        """Convert the record of a pipeline."""
+    def from_record(cls, record: ScoringRecord, id: str = "", **further: Any) -> Self:  # noqa: A002 (the field's name)
+        """Convert the record of a pipeline; ``further`` are the other fields of the class."""
         scorers = {
             name: ScorerOutput(
                 of.outcome, of.value, of.reason, round(of.limiter_s + of.retry_s + of.call_s, 6), dict(of.extra)
@@ -92,6 +92,7 @@ class SampleOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
             reason=record.reason,
             scorers=scorers,
             version=record.version,
+            **further,
         )
 
 

@@ -49,8 +49,7 @@ def new_call() -> str:
     return f"{_boot}{os.getpid():x}.{next(_numbers):x}"
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[Answer]):
+class Call(msgspec.Struct, Generic[Answer], frozen=True):
     """Describe one transition, ready to be sent, once or repeatedly."""
 
     script: str

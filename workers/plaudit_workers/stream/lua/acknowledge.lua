@@ -8,16 +8,18 @@
 local session = ARGV[2]
 local refused = refusal(session, ARGV[3])
 if refused then return refused end
+touch(session)
 local shared = redis.call('HGET', session_key(session), 'opened') == 'shared'
-local groups, returned = session_key(session, 'groups'), session_key(session, 'returned')
+local groups, returned, done = session_key(session, 'groups'), session_key(session, 'returned'), 0
 for i = 4, #ARGV, 2 do
   local known = redis.call('HGET', groups, ARGV[i])
   if known and words(known)[2] == ARGV[i + 1] then
     redis.call('XDEL', session_key(session, 'results'), ARGV[i + 1])
     redis.call('HDEL', groups, ARGV[i])
-    if not shared then redis.call('ZADD', returned, stamp(now), ARGV[i]) end
-    count('returned')
+    done = done + 1
+    if not shared then redis.call('ZADD', returned, now_text, ARGV[i]) end
   end
 end
+if done > 0 then count('returned', done) end
 if #ARGV > 3 and not shared then redis.call('ZREMRANGEBYRANK', returned, 0, -10001) end
 return 'acknowledged'

@@ -17,7 +17,7 @@ local entry = redis.call('XADD', prefix .. 'prompts', '*', 'group', id, 'record'
 redis.call('HSET', group, 'phase', 'open', 'incarnation', incarnation, 'admission', call, 'prompt', ARGV[14],
   'prompt_entry', entry, 'n', ARGV[7], 'needed', ARGV[8], 'split', split, 'step', ARGV[12], 'source', ARGV[13],
   'scorers', ARGV[11], 'deadline_s', ARGV[9], 'scoring_s', ARGV[10], 'open', ARGV[7], 'scored', 0,
-  'unpublished', ARGV[7], 'admitted', stamp(now))
+  'unpublished', ARGV[7], 'admitted', now_text)
 redis.call('ZADD', open_groups, '+inf', id)
 count('admitted')
 count('open:' .. split)

@@ -17,7 +17,7 @@ if not fields then
 end
 local letter = {'XADD', prefix .. 'dead', 'MAXLEN', '~', 10000, '*', 'stream', name, 'entry', entry, 'reason', reason,
   'consumer', consumer, 'deliveries', deliveries, 'history', redis.call('HGET', group, 'lost:' .. entry) or '',
-  'buried', stamp(now)}
+  'buried', now_text}
 for _, field in ipairs(fields[2]) do letter[#letter + 1] = field end
 redis.call(unpack(letter))
 count('dead:' .. name)
@@ -32,7 +32,7 @@ if name == 'groups' or g.phase ~= 'open' then return 'buried' end
 for i = index, name == 'samples' and index or g.n - 1 do
   local s = look(i)
   if not s.ended and (name == 'samples' or not s.published) then
-    finish(g, i, s.published, {call, 'poison', '-', stamp(now), math.max(deliveries, 1), '-'}, scoring)
+    finish(g, i, s.published, {call, 'poison', '-', now_text, math.max(deliveries, 1), '-'}, scoring)
     count('poison')
   end
 end

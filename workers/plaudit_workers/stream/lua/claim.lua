@@ -53,7 +53,7 @@ local function due()
     end
   end
   if earliest and (now < earliest or now > latest) then
-    redis.call('HSET', looks, 'stepped', stamp(now))
+    redis.call('HSET', looks, 'stepped', now_text)
     count('clock_steps')
   end
   local stepped = tonumber(redis.call('HGET', looks, 'stepped') or '-inf')
@@ -92,10 +92,10 @@ if due() then
     end
   end
   if pause > 0 and #taken < wanted then
-    redis.call('HSET', looks, name, stamp(now))
+    redis.call('HSET', looks, name, now_text)
   else
     redis.call('HDEL', looks, name)
   end
 end
-table.insert(taken, 1, stamp(now))
+table.insert(taken, 1, now_text)
 return taken

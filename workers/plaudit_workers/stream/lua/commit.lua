@@ -25,13 +25,13 @@ if ARGV[8] == '1' then
   g.drop = true
   redis.call('HSET', group, 'drop', 1)
 end
-local taken = stamp(math.max(tonumber(g.published[4]), now - ARGV[9]))
+local taken = math.max(tonumber(g.published[4]), now - ARGV[9])
 local first = '-'
-if g.first and g.first[2] ~= consumer and tonumber(g.first[1]) < tonumber(taken) then
+if g.first and g.first[2] ~= consumer and tonumber(g.first[1]) < taken then
   first = stamp(math.max(tonumber(g.published[4]), g.first[1]))
 end
-local committed = stamp(math.max(now, tonumber(taken)))
-finish(g, i, g.published, {call, outcome, taken, committed, math.max(deliveries, 1), first}, ARGV[10])
+local committed = stamp(math.max(now, taken))
+finish(g, i, g.published, {call, outcome, stamp(taken), committed, math.max(deliveries, 1), first}, ARGV[10])
 retire('samples', entry)
 if g.open == 0 then complete(g) end
 return 'committed'

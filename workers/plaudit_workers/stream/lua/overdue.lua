@@ -28,5 +28,5 @@ if step ~= 0 then
   count('clock_steps')
 end
 redis.call('HSET', looks, 'shift', stamp(shift), 'looked', stamp(now - shift))
-return {stamp(now - shift), redis.call('ZRANGEBYSCORE', open_groups, '-inf', stamp(now), 'LIMIT', 0, most),
-  redis.call('ZRANGEBYSCORE', sessions, '-inf', stamp(now), 'LIMIT', 0, most)}
+return {stamp(now - shift), redis.call('ZRANGEBYSCORE', open_groups, '-inf', now_text, 'LIMIT', 0, most),
+  redis.call('ZRANGEBYSCORE', sessions, '-inf', now_text, 'LIMIT', 0, most)}

@@ -15,8 +15,8 @@ local taken = stamp(math.max(tonumber(g.admitted), now - ARGV[6]))
 local sample = redis.call('XADD', prefix .. 'samples', '*', 'sample', id .. ' ' .. i .. ' ' .. digest, 'record',
   ARGV[8])
 redis.call('HSET', group, 'tensors:' .. i, ARGV[7], 'sample:' .. i, ARGV[8],
-  'published:' .. i, packed({call, digest, taken, stamp(now), sample}, ARGV[9]), 'unpublished', g.unpublished - 1)
-if redis.call('ZSCORE', open_groups, id) == 'inf' then
+  'published:' .. i, packed({call, digest, taken, now_text, sample}, ARGV[9]), 'unpublished', g.unpublished - 1)
+if g.unpublished == g.n then
   redis.call('ZADD', open_groups, stamp(now + g.deadline_s), id)
 end
 if g.unpublished == 1 then retire('prompts', entry) end

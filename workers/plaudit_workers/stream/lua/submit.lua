@@ -19,9 +19,9 @@ if redis.call('ZSCORE', session_key(session, 'returned'), id) then return 'retur
 if not has_room(session, n, tonumber(ARGV[4])) then return 'full' end
 local used = memory_share()
 if used > tonumber(ARGV[5]) then return 'memory' end
-redis.call('HSET', group, 'phase', 'open', 'session', session, 'incarnation', 0, 'admission', whole, 'prompt', ARGV[11],
-  'prompt_entry', '', 'n', n, 'needed', 0, 'split', 'train', 'step', -1, 'source', ARGV[9], 'scorers', ARGV[8],
-  'deadline_s', ARGV[6], 'scoring_s', ARGV[7], 'open', n, 'scored', 0, 'unpublished', 0, 'admitted', stamp(now))
+redis.call('HSET', group, 'phase', 'open', 'session', session, 'incarnation', '0', 'admission', whole, 'prompt', ARGV[11],
+  'prompt_entry', '', 'n', n, 'needed', '0', 'split', 'train', 'step', '-1', 'source', ARGV[9], 'scorers', ARGV[8],
+  'deadline_s', ARGV[6], 'scoring_s', ARGV[7], 'open', n, 'scored', '0', 'unpublished', '0', 'admitted', now_text)
 if ARGV[14] == '1' then
   -- Callers come before auditors: no group is kept when memory is half full, or many wait to be stored.
   if used < tonumber(ARGV[5]) / 2 and redis.call('ZCARD', prefix .. 'kept') < 256 then
@@ -34,7 +34,7 @@ for i = 0, n - 1 do
   local digest, sample = ARGV[15 + 2 * i], ARGV[16 + 2 * i]
   local entry = redis.call('XADD', prefix .. 'samples', '*', 'sample', id .. ' ' .. i .. ' ' .. digest, 'record', sample)
   redis.call('HSET', group, 'tensors:' .. i, ARGV[13], 'sample:' .. i, sample,
-    'published:' .. i, packed({'-', digest, '-', stamp(now), entry}, ARGV[12]))
+    'published:' .. i, packed({'-', digest, '-', now_text, entry}, ARGV[12]))
 end
 redis.call('ZADD', open_groups, stamp(now + ARGV[6]), id)
 redis.call('HSET', session_key(session, 'groups'), id, whole .. ' -')

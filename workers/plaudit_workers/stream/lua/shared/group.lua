@@ -18,9 +18,9 @@ end
 -- The words of what `packed` made, and the record after them; false where the field is absent.
 local function unpacked(text)
   if not text then return false end
-  local head, record = string.match(text, '^([^\n]*)\n(.*)$')
-  local found = words(head)
-  found.record = record
+  local line_end = string.find(text, '\n', 1, true)
+  local found = words(string.sub(text, 1, line_end - 1))
+  found.record = string.sub(text, line_end + 1)
   return found
 end
 
@@ -28,44 +28,60 @@ end
 local function look(i)
   local f = redis.call('HMGET', group, 'phase', 'n', 'open', 'scored', 'unpublished', 'needed', 'split', 'step', 'source',
     'scorers', 'admitted', 'deadline_s', 'scoring_s', 'drop', 'prompt_entry', 'published:' .. i, 'ended:' .. i,
-    'first:' .. i, 'session', 'kept')
+    'first:' .. i, 'session', 'kept', 'admission')
   return {phase = f[1], n = tonumber(f[2] or 0), open = tonumber(f[3] or 0), scored = tonumber(f[4] or 0),
     unpublished = tonumber(f[5] or 0), needed = tonumber(f[6] or 0), split = f[7], step = f[8], source = f[9],
     scorers = f[10] == '1', admitted = f[11], deadline_s = tonumber(f[12] or 0), scoring_s = tonumber(f[13] or 0),
     drop = f[14] == '1', prompt_entry = f[15], published = unpacked(f[16]), ended = unpacked(f[17]),
-    first = f[18] and words(f[18]), session = f[19], kept = f[20]}
+    first = f[18] and words(f[18]), session = f[19], kept = f[20], admission = f[21]}
 end
 
 -- How many entries `events` may keep, for the next event with so many bytes: a tenth of Redis's memory, or 100,000
 -- samples for a reader that is away, whichever is less. The bytes of an entry are those of the last hundreds of events on
--- average (counters, events:bytes and events:entries). INFO costs more than an event, so only each 16th event trims:
--- nil for the others.
+-- average; these sums outlive the call, by run. INFO costs more than an event, so only each 16th event trims: nil for the
+-- others.
+local newest = {}
 local function events_kept(bytes, samples)
-  local entries = redis.call('HINCRBY', counters, 'events:entries', 1)
-  local total = redis.call('HINCRBY', counters, 'events:bytes', bytes)
-  if entries > 512 then
-    redis.call('HINCRBY', counters, 'events:entries', -math.floor(entries / 2))
-    redis.call('HINCRBY', counters, 'events:bytes', -math.floor(total / 2))
-  end
-  if entries % 16 ~= 0 then return nil end
+  local sums = newest[prefix] or {entries = 0, bytes = 0}
+  newest[prefix] = sums
+  sums.entries, sums.bytes = sums.entries + 1, sums.bytes + bytes
+  if sums.entries % 16 ~= 0 then return nil end
   local limit = look_at_memory().limit
   local kept = math.min(100000, math.floor(200000 / samples))
-  return limit > 0 and math.min(kept, math.floor(limit * 0.1 * entries / total)) or kept
+  if limit > 0 then kept = math.min(kept, math.floor(limit * 0.1 * sums.entries / sums.bytes)) end
+  if sums.entries >= 512 then sums.entries, sums.bytes = sums.entries / 2, sums.bytes / 2 end
+  return kept
+end
+
+-- What the hash holds of the samples, read once, when none of it changes any more: published:i and ended:i one after the
+-- other, false where absent.
+local function written(g)
+  if g.written then return g.written end
+  local found, most = {}, 256
+  for first = 0, g.n - 1, most do
+    local names = {}
+    for i = first, math.min(first + most, g.n) - 1 do
+      names[#names + 1], names[#names + 2] = 'published:' .. i, 'ended:' .. i
+    end
+    for _, value in ipairs(redis.call('HMGET', group, unpack(names))) do found[#found + 1] = value end
+  end
+  g.written = found
+  return found
 end
 
 -- Reports a group's samples to the metrics, once all scores are final, as its hash holds them. One event for up to 256:
 -- one for each sample would cost ten times as much.
 local function report(g)
-  local most = 256
+  local most, samples = 256, written(g)
   for first = 0, g.n - 1, most do
-    local names, fields, bytes = {}, {}, 0
+    local fields, bytes = {}, 0
     for i = first, math.min(first + most, g.n) - 1 do
-      names[#names + 1], names[#names + 2] = 'ended:' .. i, 'published:' .. i
-    end
-    for i, value in ipairs(redis.call('HMGET', group, unpack(names))) do
-      if value then
-        fields[#fields + 1], fields[#fields + 2] = names[i], value
-        bytes = bytes + #value
+      for place, name in ipairs({'published:', 'ended:'}) do
+        local value = samples[2 * i + place]
+        if value then
+          fields[#fields + 1], fields[#fields + 2] = name .. i, value
+          bytes = bytes + #value
+        end
       end
     end
     local kept = events_kept(bytes, math.min(g.n, most))
@@ -82,9 +98,11 @@ end
 local function finish(g, i, published, ended, scoring)
   g.open = g.open - 1
   if ended[2] == 'scored' then g.scored = g.scored + 1 end
-  if not published then g.unpublished = g.unpublished - 1 end
-  redis.call('HSET', group, 'ended:' .. i, packed(ended, scoring), 'open', g.open, 'scored', g.scored,
-    'unpublished', g.unpublished)
+  redis.call('HSET', group, 'ended:' .. i, packed(ended, scoring), 'open', g.open, 'scored', g.scored)
+  if not published then
+    g.unpublished = g.unpublished - 1
+    redis.call('HSET', group, 'unpublished', g.unpublished)
+  end
 end
 
 -- Ends every sample that is not terminal with one outcome, and with it what streams hold of them.
@@ -93,7 +111,7 @@ local function finish_missing(g, call, outcome, scoring)
     local f = redis.call('HMGET', group, 'ended:' .. i, 'published:' .. i)
     if not f[1] then
       local published = unpacked(f[2])
-      finish(g, i, published, {call, outcome, '-', stamp(now), 0, '-'}, scoring)
+      finish(g, i, published, {call, outcome, '-', now_text, 0, '-'}, scoring)
       if published then retire('samples', published[5]) end
     end
   end
@@ -103,19 +121,17 @@ end
 -- Puts the scores of a session's group into its results: under each index "published committed deliveries", a line end,
 -- the scoring record.
 local function deliver(g)
-  local entry = {'XADD', session_key(g.session, 'results'), '*', 'group', id}
+  local samples, entry = written(g), {'XADD', session_key(g.session, 'results'), '*', 'group', id}
   for i = 0, g.n - 1 do
-    local f = redis.call('HMGET', group, 'published:' .. i, 'ended:' .. i)
-    local published, ended = unpacked(f[1]), unpacked(f[2])
+    local published, ended = unpacked(samples[2 * i + 1]), unpacked(samples[2 * i + 2])
     entry[#entry + 1], entry[#entry + 2] = i, packed({published[4], ended[4], ended[5]}, ended.record)
   end
   local result = redis.call(unpack(entry))
-  local digest = redis.call('HGET', group, 'admission')
-  redis.call('HSET', session_key(g.session, 'groups'), id, digest .. ' ' .. result)
+  redis.call('HSET', session_key(g.session, 'groups'), id, g.admission .. ' ' .. result)
   count_in_work(g.session, -g.n)
   if g.kept then
     redis.call('RENAME', group, prefix .. 'kept:' .. id)
-    redis.call('ZADD', prefix .. 'kept', stamp(now), id)
+    redis.call('ZADD', prefix .. 'kept', now_text, id)
   else
     redis.call('UNLINK', group)
   end
@@ -129,13 +145,14 @@ local function settle(g, phase, reason)
   report(g)
   if g.session then return deliver(g) end
   local entry = redis.call('XADD', prefix .. 'ready', '*', 'group', id)
-  redis.call('HSET', group, 'phase', phase, 'ready', stamp(now), 'entry', entry, 'reason', reason)
+  redis.call('HSET', group, 'phase', phase, 'ready', now_text, 'entry', entry, 'reason', reason)
   redis.call('ZADD', open_groups, '+inf', id)
 end
 
 -- The completion rule, for a group whose samples are all terminal.
 local function complete(g)
-  if g.phase == 'open' then redis.call('HSET', group, 'terminal', stamp(now)) end
+  local stays = not g.session or g.scorers or g.kept -- others end with it
+  if g.phase == 'open' and stays then redis.call('HSET', group, 'terminal', now_text) end
   if g.drop and g.split == 'train' then
     settle(g, 'dropped', 'drop_group')
   elseif g.scored < g.needed then

@@ -3,9 +3,9 @@
 -- KEYS[1] is the prefix of the run's keys; they share one hash tag, so that it routes the call on a cluster.
 -- state (hash): incarnation, takeover, step, recorded, announced. Nobody but the trainer writes it.
 -- counters (hash): open:<split>, admitted, trained, evaluated, dropped, dropped:<reason>, duplicates:<stream>,
---   redelivered:<stream>, dead:<stream>, poison, groups_recreated, clock_steps, events:bytes, events:entries, … Everybody counts here.
+--   redelivered:<stream>, dead:<stream>, poison, groups_recreated, clock_steps, … Everybody counts here.
 -- ARGV[1] is a group's id, or empty.
-local prefix, state, counters, open_groups, sessions, id, group, now
+local prefix, state, counters, open_groups, sessions, id, group, now, now_text
 local readers = {prompts = 'rollout', samples = 'reward', groups = 'reward', ready = 'trainer'}
 
 -- Sets the variables above. Every transition begins with it: they outlive the call.
@@ -14,7 +14,8 @@ local function begin(KEYS, ARGV)
   state, counters, open_groups, sessions = prefix .. 'state', prefix .. 'counters', prefix .. 'open', prefix .. 'sessions'
   group = prefix .. 'group:' .. id
   local clock = redis.call('TIME')
-  now = clock[1] + clock[2] / 1000000
+  now_text = string.format('%s.%06d', clock[1], clock[2])
+  now = tonumber(now_text)
 end
 
 local function stamp(seconds)
@@ -46,7 +47,7 @@ local function words(text)
 end
 
 local function count(name, by)
-  redis.call('HINCRBY', counters, name, by or 1)
+  redis.call('HINCRBY', counters, name, by or '1') -- Redis writes a number as a double, which takes longer
 end
 
 -- Acks and deletes an entry that somebody has read. An unread one stays for whoever reads it: deleting it would turn

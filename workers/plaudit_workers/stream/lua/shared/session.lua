@@ -45,8 +45,8 @@ local function has_room(session, n, most)
   local fits = own > 0 and own + n <= part and all + n <= most
     or own <= 0 and (all <= 0 or all + math.min(n, part) <= most)
   if not fits and (session ~= owner or all > own) then
-    redis.call('HSET', prefix .. 'in_work', owner .. '?', stamp(now))
-    redis.call('ZADD', waiting, stamp(now), session)
+    redis.call('HSET', prefix .. 'in_work', owner .. '?', now_text)
+    redis.call('ZADD', waiting, now_text, session)
     redis.call('EXPIRE', waiting, 10)
   end
   return fits
@@ -64,6 +64,5 @@ local function refusal(name, epoch)
   if stored == 0 then return 'unknown' end
   if stored > tonumber(epoch) then return 'stale' end
   if stored < tonumber(epoch) then redis.call('HSET', session_key(name), 'epoch', epoch) end
-  touch(name)
   return false
 end
