@@ -33,6 +33,7 @@ KILLED: Final = 128 + 9
 AT_A_LIMIT: Final = 124
 _LOOK_S = 20.0
 _KILL_S = 10.0
+_END_S = 60.0
 _DRAIN_S, _LONGEST_DRAIN_S = 0.4, 5.0
 """For which the output of a command that has ended is waited for, and is read, where something of it still runs."""
 _LONGEST_WORD = 128 << 10
@@ -147,7 +148,7 @@ class PodExecution:
         try:
             answer(self._cluster, self._name, MACHINE, _KILL_ALL, _KILL_S)
         except InfrastructureError:
-            answer(self._cluster, self._name, KEEPER, END)
+            end_machine(self._cluster, self._name)
 
 
 async def in_thread(function: Callable[..., Answer], *arguments: object) -> Answer:
@@ -200,6 +201,15 @@ def extracted(receiver: PodProcess) -> Iterator[Any]:
 def wait_until_extracted(receiver: PodProcess) -> None:
     """Wait until the files that a receiver got lie in their folder. Raises ``InfrastructureError``."""
     _finish(receiver, f"files cannot be put into {receiver.where}", STEP_S)
+
+
+def end_machine(cluster: PodCluster, name: str) -> None:
+    """Tell the first process of a machine to end; raise ``InfrastructureError`` if the pod runs no command of ours.
+
+    An agent can bring that about: where it stops (SIGSTOP) the program by which containerd 1.6 starts a command, none
+    starts in the pod any more.
+    """
+    answer(cluster, name, KEEPER, END, _END_S)
 
 
 def answer(cluster: PodCluster, name: str, container: str, script: str, limit_s: float = STEP_S) -> str:

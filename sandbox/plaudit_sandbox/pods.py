@@ -42,6 +42,7 @@ from plaudit_sandbox.pod_commands import (
     STEP_S,
     PodExecution,
     answer,
+    end_machine,
     extracted,
     in_thread,
     raise_if_lost,
@@ -49,7 +50,6 @@ from plaudit_sandbox.pod_commands import (
     wait_until_extracted,
 )
 from plaudit_sandbox.pod_manifests import (
-    END,
     FILES,
     FILL,
     GIVEN,
@@ -450,11 +450,11 @@ def _end(cluster: PodCluster, name: str) -> bool:
     """End the machine of a pod, and wait until its node reports so; return False if it does not end."""
     until_s = time.monotonic() + _END_S
     if not has_ended(cluster.read(name), MACHINE):
-        answer(cluster, name, KEEPER, END)
+        end_machine(cluster, name)
     while not has_ended(pod := cluster.read(name), MACHINE):
         raise_if_lost(name, pod)
         if time.monotonic() > until_s:
-            answer(cluster, name, KEEPER, END)  # the node answers, so that it is the machine that does not end
+            end_machine(cluster, name)  # the node answers, so that it is the machine that does not end
             return False
         time.sleep(POLL_S)
     raise_if_lost(name, pod)

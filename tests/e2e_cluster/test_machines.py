@@ -21,7 +21,7 @@ import machine_image
 import pytest
 from real_cluster import Cluster
 
-from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, POD_ATTACKS, SEPARATE_TEST, TAKEN_OVER, TEST
+from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, POD_ATTACKS, SEPARATE_TEST, STOPS_ALL, TAKEN_OVER, TEST
 from plaudit_job.tasks import read_task
 from plaudit_reward.machines import KEPT
 from plaudit_reward.pod_provider import NAMESPACE_VARIABLE, RUN_LABEL, PodProvider
@@ -174,6 +174,17 @@ def test_what_an_agent_plants_earns_nothing(pods: PodCluster, tmp_path: Path) ->
     # All of ATTACKS are played in machines of the other providers: most of them end alike wherever a shell is.
     found = played(pods, folder_of_tests(tmp_path, TEST), [*ATTACKS[::3], *POD_ATTACKS])
     assert [each for each in found if each[1].reward != 0.0] == []
+    assert pods.find({}) == []
+
+
+def test_an_agent_that_stops_every_process_earns_nothing(pods: PodCluster, tmp_path: Path) -> None:
+    try:
+        ((_, verdict),) = played(pods, folder_of_tests(tmp_path, TEST), [STOPS_ALL])
+        ending, reward = verdict.reason, verdict.reward
+    except InfrastructureError as error:
+        ending, reward = str(error), None
+    # Now and then it stops what containerd 1.6 starts commands with, which then starts none in this pod any more.
+    assert reward == 0.0 or (reward is None and "does not do as it should within 60 s" in ending)
     assert pods.find({}) == []
 
 

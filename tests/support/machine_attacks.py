@@ -90,10 +90,13 @@ POD_ATTACKS = [
     "head -c 200000000 /dev/zero > /app/large",
     'python3 -c \'import os\nos.chdir("/app")\nfor _ in range(60): os.mkdir("d" * 99); os.chdir("d" * 99)\'',
     "nohup setsid bash -c 'f() { f | f & }; f' >/dev/null 2>&1 & sleep 1",
-    "nohup setsid bash -c 'while :; do for p in /proc/[0-9]*; do [ $p = /proc/$$ ] || kill -STOP ${p#/proc/}; done; "
-    "done' >/dev/null 2>&1 &",
 ]
 """Those that know how machines in pods are made; ``/opt/tools/bin`` is of the image, and first in its ``PATH``."""
+STOPS_ALL = (
+    "nohup setsid bash -c 'while :; do for p in /proc/[0-9]*; do [ $p = /proc/$$ ] || kill -STOP ${p#/proc/}; done; "
+    "done' >/dev/null 2>&1 &"
+)
+"""Stop every other process of the machine, over and over."""
 TAKEN_OVER = (
     "nohup setsid python3 -c 'import ctypes, time; print(ctypes.CDLL(None).ptrace(16, 1, 0, 0), flush=True); "
     "time.sleep(1000)' > /tmp/traced 2>&1 & sleep 1; cat /tmp/traced"

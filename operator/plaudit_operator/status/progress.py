@@ -29,8 +29,8 @@ _MOST_BYTES = 2 << 20
 _AT_A_TIME = 16
 _WAIT_S = 0.25
 """A healthy service responds in milliseconds. A later response is used in the next look."""
-_LAST_WITHIN_S = 10.0
-"""The last look has no next one, and its response is late where the machine is busy."""
+_LAST_WITHIN_S = 20.0
+"""The last look has no next one: it is repeated until a response comes, which is late where the machine is busy."""
 _BUSY_WITHIN_S = 1.0
 _FAILED_PAUSE_S = 20.0
 """A service that failed is left alone for this long."""
@@ -88,6 +88,7 @@ class ProgressReader:
         self._lock = threading.Lock()
         self._pending: dict[_Key, Future[JobProgress]] = {}
         self._failed_at: dict[_Key, float] = {}
+        self._last_until: dict[_Key, float] = {}
         self._slots = asyncio.Semaphore(_AT_A_TIME)
         self._background = BackgroundLoop("progress")
 
@@ -96,7 +97,7 @@ class ProgressReader:
 
         Args:
             is_last: Its trainer has ended, and the service may go next. It is asked anew, however it responded before,
-                and may take seconds: None until it has responded, or failed to.
+                and again where that fails: None until it has responded, or had 20 s for it.
         """
         key = (namespace, name, is_last)
         with self._lock:
@@ -104,21 +105,25 @@ class ProgressReader:
                 self._pending.pop((namespace, name, False), None)  # it may have been asked before the last step closed
             if time.monotonic() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
                 return {}
+            now = time.monotonic()
+            until = self._last_until.get(key, -math.inf) if is_last else now + _REQUEST_WITHIN_S
+            if until < now - _FAILED_PAUSE_S:  # it is the first look, or the other was of a job that went meanwhile
+                until = self._last_until[key] = now + self._last_within_s
             if key not in self._pending:
-                within_s = self._last_within_s if is_last else _REQUEST_WITHIN_S
-                fetched = self._fetch(self._address_of(name, namespace), within_s)
+                fetched = self._fetch(self._address_of(name, namespace), until - now)
                 self._pending[key] = self._background.submit(
-                    asyncio.wait_for(fetched, within_s) if is_last else fetched
+                    asyncio.wait_for(fetched, until - now) if is_last else fetched
                 )
             pending = self._pending[key]
         wait([pending], _WAIT_S)
         if not pending.done():
             return None if is_last else {}
         error = pending.exception()
-        self._finish(key, failed=error is not None)
+        is_over = error is None or not is_last or time.monotonic() >= until
+        self._finish(key, failed=error is not None, is_over=is_over)
         if error is not None:
             logger.info("no progress from the metrics service", namespace=namespace, job=name, error=repr(error)[:500])
-            return {}
+            return {} if is_over else None
         return pending.result()
 
     def busy(self, name: str, namespace: str) -> dict[str, int]:
@@ -138,9 +143,12 @@ class ProgressReader:
         """Cancel the requests in flight and end the thread."""
         self._background.close()
 
-    def _finish(self, key: _Key, *, failed: bool) -> None:
+    def _finish(self, key: _Key, *, failed: bool, is_over: bool) -> None:
         with self._lock:
             self._pending.pop(key, None)
+            if not is_over:
+                return
+            self._last_until.pop(key, None)
             self._failed_at.pop(key, None)
             now = time.monotonic()
             if failed:

@@ -106,6 +106,19 @@ def test_the_last_look_waits_for_a_response_and_takes_none_from_before():
         answered.set()
 
 
+def test_the_last_look_is_repeated_while_the_service_fails():
+    failures = iter(["503 Service Unavailable"] * 3)
+
+    def respond(connection: socket.socket, path: str) -> None:
+        if failure := next(failures, ""):
+            send(connection, b"", status=failure)
+        else:
+            well(connection, path)
+
+    with service(respond) as reader:
+        assert last(reader)["step"] == 7
+
+
 def test_a_service_that_never_responds_is_asked_for_its_last_progress_once():
     requests, ended = [], threading.Event()
 
