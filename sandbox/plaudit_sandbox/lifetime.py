@@ -41,6 +41,12 @@ def start_module(
     return process, ours
 
 
+def reap(process: subprocess.Popen[bytes]) -> None:
+    """Have a killed process waited for, also where the event loop ends that would have done it."""
+    if process.poll() is None:
+        threading.Thread(target=process.wait, daemon=True).start()
+
+
 def end_program_with_us() -> Callable[[], None]:
     """Return the ``preexec_fn`` of a program of somebody else that gets SIGTERM when this process ends."""
     return partial(end_with, os.getpid(), signal.SIGTERM)

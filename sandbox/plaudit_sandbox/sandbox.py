@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from plaudit_sandbox.lifetime import start_module
+from plaudit_sandbox.lifetime import reap, start_module
 from plaudit_sandbox.privileges import limit_for_good
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, WorkerKilledError
 from plaudit_wire.frames import frame
@@ -350,8 +350,11 @@ class _ForkServer:
             return
         with contextlib.suppress(PermissionError):  # a root that may not kill others: it ends with its connection
             process.kill()
-        while process.poll() is None:  # noqa: ASYNC110 - no event tells of a process's end
-            await asyncio.sleep(_LOOK_EVERY_S)
+        try:
+            while process.poll() is None:  # noqa: ASYNC110 - no event tells of a process's end
+                await asyncio.sleep(_LOOK_EVERY_S)
+        finally:
+            reap(process)
 
 
 _STAR_MODULES = """string re datetime collections heapq bisect copy math random statistics itertools functools operator

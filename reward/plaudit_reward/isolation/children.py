@@ -34,6 +34,7 @@ from plaudit_reward.isolation.messages import (
     messages_from_child,
 )
 from plaudit_reward.isolation.start import Output, start_child
+from plaudit_sandbox.lifetime import reap
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, ScoringError
 from plaudit_wire.frames import READ_BYTES, Frames, frame, signal_name
@@ -79,8 +80,15 @@ class ChildProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._process, ours, output = start_child("plaudit_reward.isolation.child")
         self._connection = ours
-        await loop.connect_read_pipe(lambda: self._output, os.fdopen(output, "rb"))
-        self._transport, _ = await loop.create_connection(lambda: self, sock=ours)
+        try:
+            await loop.connect_read_pipe(lambda: self._output, os.fdopen(output, "rb"))
+            self._transport, _ = await loop.create_connection(lambda: self, sock=ours)
+        except asyncio.CancelledError:
+            self._kill_session()
+            reap(self._process)
+            self._output.close()
+            ours.close()
+            raise
         self.send([self._load])
 
     def send(self, messages: list[Any]) -> None:
@@ -130,12 +138,14 @@ class ChildProcess(asyncio.Protocol):
 
     async def _report_exit(self, process: subprocess.Popen[bytes]) -> None:
         waited_s = 0.0
-        while not _exited(process.pid) and waited_s < _EXIT_WITHIN_S:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            waited_s += _LOOK_EVERY_S
-        by_itself = _exited(process.pid)
-        self._kill_session()
-        await self._reap()
+        try:
+            while not _exited(process.pid) and waited_s < _EXIT_WITHIN_S:
+                await asyncio.sleep(_LOOK_EVERY_S)
+                waited_s += _LOOK_EVERY_S
+        finally:
+            by_itself = _exited(process.pid)
+            self._kill_session()
+            await self._reap()
         how = "closed its connection to the worker"
         if by_itself and process.returncode >= 0:
             how = f"ended with exit code {process.returncode}"
@@ -152,11 +162,14 @@ class ChildProcess(asyncio.Protocol):
 
     async def _reap(self) -> None:
         assert self._process is not None
-        while self._process.poll() is None:  # noqa: ASYNC110 - no event reports the end of a process
-            await asyncio.sleep(_LOOK_EVERY_S)
-        if self._transport is not None:
-            self._transport.abort()
-        self._output.close()
+        try:
+            while self._process.poll() is None:  # noqa: ASYNC110 - no event reports the end of a process
+                await asyncio.sleep(_LOOK_EVERY_S)
+        finally:
+            reap(self._process)
+            if self._transport is not None:
+                self._transport.abort()
+            self._output.close()
 
 
 def _exited(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation import pool
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, Score
@@ -389,3 +391,27 @@ def compute_score(solution_str, ground_truth):
     assert killed is WorkerKilledError
     assert isinstance(other, Score)
     assert caplog.text.count("scorer process ended") == 1
+
+
+def test_children_are_reaped_where_the_event_loop_ends_before_them(reward_file: Callable[[str], str]) -> None:
+    before = own_children()
+
+    async def leave_early(turns: int) -> None:
+        scorer = FunctionScorer("mine", Target(reward_file(SCORES_NUMBERS), "compute_score"))
+        await scorer.open()  # of two children the other starts only now
+        closing = asyncio.create_task(scorer.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+
+    for turns in range(5):
+        asyncio.run(leave_early(turns))
+    gc.collect()  # with a warning, and so a failure, for each process that nobody has waited for
+    until_s = time.monotonic() + 20
+    while (left := own_children() - before) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert not left
+
+
+def own_children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
