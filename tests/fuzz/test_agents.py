@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -90,6 +91,7 @@ CALLS = st.builds(lambda value: ParsedCall("answer", {"value": value}), st.sampl
 NEIGHBOUR = ParsedCall("count", {"number": 7})
 
 
+@pytest.mark.long
 def test_a_call_of_a_tool_ends_for_its_own_sample_alone(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
 

@@ -212,6 +212,7 @@ def doors(tokenizer: Any) -> Iterator[Doors]:
         runner.run(doors.close())
 
 
+@pytest.mark.long
 @quietly
 @given(st.sampled_from(sorted(SHAPES)), STATUSES, ANSWERS)
 def test_what_a_scorer_answers_is_a_score_or_its_samples_failure(

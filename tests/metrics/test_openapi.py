@@ -93,6 +93,7 @@ def _wrong_queries() -> list[tuple[str, str, str]]:
     return wrong
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("path", "name", "value"), _wrong_queries())
 async def test_a_number_out_of_its_bounds_is_refused_as_promised(
     client: httpx.AsyncClient, path: str, name: str, value: str

@@ -91,6 +91,7 @@ def expected(query: SampleQuery, stored: Mapping[int, list[Row]]) -> list[str]:
     return found
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize(("most", "files", "size"), [(50, 128, 1 << 25), (7, 2, 1 << 25), (100, 128, 9_000)])
 def test_the_pages_of_a_search_hold_each_matching_sample_once_in_order(

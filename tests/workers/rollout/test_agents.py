@@ -210,6 +210,7 @@ async def test_a_custom_agent_runs_several_turns(agent_file, open_class, run, st
         assert [(turn.first, turn.tokens) for turn in generation.turns] == [(0, 5), (8, 5)]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("class_name", "message"),
     [

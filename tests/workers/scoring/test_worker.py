@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from plaudit_reward.attempts import Stage
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.scorer import Score
@@ -50,6 +52,7 @@ async def test_samples_are_scored_and_their_groups_become_ready(
     assert all(sample.scoring.worker == "reward-0" for group in groups.values() for sample in group.samples)
 
 
+@pytest.mark.long
 async def test_failures_reach_the_group_as_their_own_outcome_and_never_as_a_number(
     make_reward: Make, make_feed: Make, run_worker: Make
 ) -> None:

@@ -90,6 +90,7 @@ def machine(kind: str, guarded: dict[str, RedisAddress]) -> Any:
     return machine_of(rules, Guarded, guarded[ADMIN], Scripts())
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("kind", "share"), [("training", 2), ("sessions", 4)])
 def test_every_invariant_holds_under_random_faults_and_each_role_has_the_rights_it_needs(
     guarded: dict[str, RedisAddress], kind: str, share: int
@@ -289,6 +290,7 @@ DENIED = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("user", "what"), [(user, what) for what, (_, denied) in DENIED.items() for user in sorted(denied)]
 )

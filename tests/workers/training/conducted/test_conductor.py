@@ -17,6 +17,7 @@ from plaudit_workers.training.scripted import ScriptedBackend
 MakePlan = Callable[..., Any]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("staleness", "mini_batches", "order"),
     [(0, 1, "step"), (0, 4, "step"), (1, 1, "step"), (1, 4, "step"), (2, 4, "step"), (1, 1, "ready"), (2, 4, "ready")],

@@ -27,6 +27,7 @@ STEPS = 4
 PAUSE_S = 6.0
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize(
     ("generate_s", "score_s", "update_s", "truth"),
