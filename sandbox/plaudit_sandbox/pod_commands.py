@@ -29,11 +29,11 @@ LONGEST_POLL_S: Final = 1.0
 REPORTED_S: Final = 3.0
 """For which the report of a node is waited for, that a container has ended."""
 STEP_S: Final = 900.0
+END_S: Final = 60.0
 KILLED: Final = 128 + 9
 AT_A_LIMIT: Final = 124
 _LOOK_S = 20.0
 _KILL_S = 10.0
-_END_S = 60.0
 _DRAIN_S, _LONGEST_DRAIN_S = 0.4, 5.0
 """For which the output of a command that has ended is waited for, and is read, where something of it still runs."""
 _LONGEST_WORD = 128 << 10
@@ -209,7 +209,7 @@ def end_machine(cluster: PodCluster, name: str) -> None:
     An agent can bring that about: where it stops (SIGSTOP) the program by which containerd 1.6 starts a command, none
     starts in the pod any more.
     """
-    answer(cluster, name, KEEPER, END, _END_S)
+    answer(cluster, name, KEEPER, END, END_S)
 
 
 def answer(cluster: PodCluster, name: str, container: str, script: str, limit_s: float = STEP_S) -> str:

@@ -35,6 +35,7 @@ from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, MachineLimits, Sep
 from plaudit_sandbox.pod_cluster import ClusterError, PodCluster, PodProcess, ProcessOutput
 from plaudit_sandbox.pod_commands import (
     AT_A_LIMIT,
+    END_S,
     KILLED,
     LONGEST_POLL_S,
     POLL_S,
@@ -77,7 +78,6 @@ from plaudit_sandbox.pod_manifests import (
 from plaudit_wire.errors import InfrastructureError
 
 _READY_S = 600.0
-_END_S = 60.0
 _NOT_ENDING: Final = "/proc/1 (the machine's first process does not end)"
 _LOGS: Final = ("verifier", "agent", "artifacts")
 _LINKS_A_CALL, _LONGEST_OF_IMAGES = 16, 400
@@ -448,7 +448,7 @@ def _fills(pod: Mapping[str, Any]) -> bool:
 
 def _end(cluster: PodCluster, name: str) -> bool:
     """End the machine of a pod, and wait until its node reports so; return False if it does not end."""
-    until_s = time.monotonic() + _END_S
+    until_s = time.monotonic() + END_S
     if not has_ended(cluster.read(name), MACHINE):
         end_machine(cluster, name)
     while not has_ended(pod := cluster.read(name), MACHINE):

@@ -103,9 +103,9 @@ class ProgressReader:
         with self._lock:
             if is_last:
                 self._pending.pop((namespace, name, False), None)  # it may have been asked before the last step closed
-            if time.monotonic() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
-                return {}
             now = time.monotonic()
+            if now - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
+                return {}
             until = self._last_until.get(key, -math.inf) if is_last else now + _REQUEST_WITHIN_S
             if until < now - _FAILED_PAUSE_S:  # it is the first look, or the other was of a job that went meanwhile
                 until = self._last_until[key] = now + self._last_within_s

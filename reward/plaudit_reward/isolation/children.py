@@ -85,9 +85,8 @@ class ChildProcess(asyncio.Protocol):
             self._transport, _ = await loop.create_connection(lambda: self, sock=ours)
         except asyncio.CancelledError:
             self._kill_session()
-            reap(self._process)
-            self._output.close()
             ours.close()
+            await self._reap()
             raise
         self.send([self._load])
 
