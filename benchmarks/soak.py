@@ -120,7 +120,8 @@ class Soak:
                     if done:
                         break
                     await self._strike(self.chance.choice(FAULTS))
-                _, policy = await asyncio.wait_for(asyncio.shield(self._life), ENDS_WITHIN_S)
+                async with asyncio.timeout(ENDS_WITHIN_S):
+                    _, policy = await asyncio.shield(self._life)
             except TimeoutError:
                 return [f"not finished after {ENDS_WITHIN_S:.0f} s; steps {len(self.simulation.steps())}"]
             except Exception as error:

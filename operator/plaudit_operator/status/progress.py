@@ -110,10 +110,8 @@ class ProgressReader:
             if until < now - _FAILED_PAUSE_S:  # it is the first look, or the other was of a job that went meanwhile
                 until = self._last_until[key] = now + self._last_within_s
             if key not in self._pending:
-                fetched = self._fetch(self._address_of(name, namespace), until - now)
-                self._pending[key] = self._background.submit(
-                    asyncio.wait_for(fetched, until - now) if is_last else fetched
-                )
+                fetched = self._fetch(self._address_of(name, namespace), until - now, waits=not is_last)
+                self._pending[key] = self._background.submit(fetched)
             pending = self._pending[key]
         wait([pending], _WAIT_S)
         if not pending.done():
@@ -155,8 +153,9 @@ class ProgressReader:
                 recent = {k: at for k, at in self._failed_at.items() if now - at < _FAILED_PAUSE_S}
                 self._failed_at = {**recent, key: now}
 
-    async def _fetch(self, base: str, within_s: float) -> JobProgress:
-        async with self._slots, _session(within_s) as session:
+    async def _fetch(self, base: str, within_s: float, *, waits: bool) -> JobProgress:
+        # One that waits has its time from when its turn comes: a thousand jobs may be looked at.
+        async with asyncio.timeout(None if waits else within_s), self._slots, _session(within_s) as session:
             steps = msgspec.json.decode(await _get(session, f"{base}/api/v1/steps?newest=1"), type=_Steps)
             queues = msgspec.json.decode(await _get(session, f"{base}/api/v1/queues?newest=1"), type=_Queues)
         return _progress(steps, queues)

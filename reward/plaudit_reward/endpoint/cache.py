@@ -136,7 +136,8 @@ class CachedScorer:
             return await self.scorer.score(sample, attempt)
         while (other := self._scoring.get(key)) is not None:
             try:
-                await asyncio.wait_for(other.wait(), attempt.limit_s)
+                async with asyncio.timeout(attempt.limit_s):
+                    await other.wait()
             except TimeoutError as error:
                 raise CallTimeoutError(f"an equal sample was not scored within {attempt.limit_s:g} s") from error
         done = self._scoring[key] = asyncio.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from contextlib import asynccontextmanager
@@ -17,8 +18,8 @@ from plaudit_wire.messages import Sampling
 from plaudit_wire.records import AgentReward
 from plaudit_workers.agents.messages import FunctionTool, McpServer, VerlTools
 from plaudit_workers.agents.processes import AgentProcesses
-from plaudit_workers.rollout.agents.tool_calls import ToolCallParser
-from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
+from plaudit_workers.rollout.agents.tool_calls import ParsedCall, ToolCallParser
+from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits, ToolProcess
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from plaudit_workers.rollout.vllm_arguments import prepare_environment
 from plaudit_workers.stream.transport import Transport
@@ -471,6 +472,20 @@ async def test_samples_in_tools_leave_their_places_in_the_engine(open_agent, run
 
             await until(busy)
             assert worker.busy <= 6
+
+
+async def test_a_sample_that_is_cancelled_at_any_moment_leaves_its_tool_at_once(open_agent):
+    async with open_agent() as agent:
+        tools = {"hangs": replace_timeout(agent.tools["hangs"])}
+        for turns in range(20):
+            async with ToolProcess(agent.processes, tools, {}) as process:
+                calling = asyncio.create_task(process.call([ParsedCall("hangs", {"key": "a"})]))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                assert not calling.done()
+                calling.cancel()
+                await asyncio.wait([calling], timeout=30)
+                assert calling.cancelled(), turns
 
 
 def replace_timeout(tool):

@@ -201,7 +201,8 @@ class AgentProcesses:
                 await self._start()
             assert self._loaded is not None
             try:
-                return await asyncio.wait_for(asyncio.shield(self._loaded), _LOAD_WITHIN_S)
+                async with asyncio.timeout(_LOAD_WITHIN_S):
+                    return await asyncio.shield(self._loaded)
             except TimeoutError:
                 self._end()
                 raise RefusedError(

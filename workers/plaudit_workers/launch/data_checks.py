@@ -332,7 +332,7 @@ def _tools(job: RLJob, report: DataReport, away: Sequence[Problem]) -> list[dict
     limit_s = _SERVER_ANSWERS_WITHIN_S if agent.kind == "environment" and agent.url else None
     try:
         with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
-            return thread.submit(asyncio.run, asyncio.wait_for(described_tools(job, loads_all=True), limit_s)).result()
+            return thread.submit(asyncio.run, _described_within(job, limit_s)).result()
     except Exception as error:  # of users' files and servers
         said = str(error).removeprefix("spec.rollout.agent: ") if isinstance(error, RefusedError) else described(error)
         if limit_s is not None:
@@ -341,6 +341,11 @@ def _tools(job: RLJob, report: DataReport, away: Sequence[Problem]) -> list[dict
         name = "spec.rollout.agent.tools" if agent.kind == "tools" else "spec.rollout.agent"
         report.problems.append(Problem(name, said, "See docs/agents.md"))
         return []
+
+
+async def _described_within(job: RLJob, limit_s: float | None) -> list[dict[str, Any]]:
+    async with asyncio.timeout(limit_s):
+        return await described_tools(job, loads_all=True)
 
 
 def _loaded_template(model: ModelSpec, tools: list[dict[str, Any]]) -> ChatTemplate:

@@ -149,7 +149,8 @@ class Supervisor:
             if actor is not None:
                 # An actor that does not answer, on a machine that is too busy, is ended with its placement group.
                 with contextlib.suppress(ray.exceptions.RayActorError, TimeoutError):
-                    await asyncio.wait_for(actor.stop.remote(), timeout=_STOP_ANSWERED_WITHIN_S)
+                    async with asyncio.timeout(_STOP_ANSWERED_WITHIN_S):
+                        await actor.stop.remote()
 
     async def _keep(self, plan: ProcessPlan) -> ProcessEnding:
         """Keep one process running; return only to end the job or after a stop."""

@@ -227,7 +227,8 @@ class Broker:
     async def _grant(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _LOOK_EVERY_S)
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._changed.wait()
             self._changed.clear()
             now = time.monotonic()
             for name, claim in [*self._claims.items()]:

@@ -214,7 +214,8 @@ class ToolProcess:
         self._awaited[number] = (kind, answer)
         process.send(message(number))
         try:
-            return await asyncio.wait_for(answer, limit_s)
+            async with asyncio.timeout(limit_s):
+                return await answer
         finally:
             self._awaited.pop(number, None)
 
