@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from plaudit_wire.errors import RefusedError
+
+_INDEX = re.compile(r"\[[0-9]{1,9}\]")
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,9 @@ class Problem:
 
     @property
     def location(self) -> tuple[str | int, ...]:
-        """Return keys and indices from the root of the job to the field."""
-        parts = self.field.replace("[", ".[").split(".")
-        return tuple(int(part[1:-1]) if part.startswith("[") else part for part in parts if part)
+        """Return keys and indices from the root of the job to the field; keys may hold brackets of their own."""
+        steps = _INDEX.sub(r".\g<0>", self.field).split(".")
+        return tuple(int(step[1:-1]) if _INDEX.fullmatch(step) else step for step in steps if step)
 
     def __str__(self) -> str:
         place = f"{self.field}: " if self.field else ""
