@@ -31,7 +31,7 @@ from transport_streams import GROUP_SIZE, ROLES
 
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer, free_port
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.transport import Transport
 
 VARIANTS = ("without", "events", "events and service")

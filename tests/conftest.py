@@ -202,7 +202,7 @@ def ray_cluster() -> Iterator[str]:
     """A real one-node Ray (it takes 6 s to start); gives its address."""
     import ray
 
-    from plaudit_workers.launch.supervisor import connect_to_ray, disconnect
+    from plaudit_workers.launch.ray_processes import connect_to_ray, disconnect
 
     connect_to_ray(None, num_cpus=16)
     yield ray.get_runtime_context().gcs_address

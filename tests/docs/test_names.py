@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from product_modules import modules
 
-TWINS = {"RewardClient", "SyncRewardClient"}
+TWINS = {"RewardClient"}
 """The same interface over HTTP and over Redis."""
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 

@@ -29,7 +29,7 @@ from plaudit_wire.names import Names
 from plaudit_wire.records import ScorerRecord, StepRecord, WorkerRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer, free_port
-from plaudit_workers.launch.supervisor import serve_metrics
+from plaudit_workers.launch.role_process import serve_metrics
 from waiting import until
 
 Build = Callable[..., Any]

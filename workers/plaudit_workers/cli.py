@@ -89,7 +89,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, help="the job file")
     parser.add_argument(
-        "--address", help="existing Ray cluster: auto, host:port or ray://host:port (default: one of its own)"
+        "--address", help="existing Ray cluster: auto, host:port or ray://host:port (default: this machine)"
     )
     parser.add_argument("--resume", action="store_true", help="continue the newest run of this job, or --run")
     parser.add_argument(

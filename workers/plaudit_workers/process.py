@@ -164,10 +164,11 @@ def main(serve: Serve) -> int:
         return EXIT_REFUSED
     configure_logs(settings.log_file, worker=settings.worker)
     get_logger("plaudit").info("started", run=settings.run)
-    return asyncio.run(_with_signals(serve, settings)).code
+    return asyncio.run(serve_until_signal(serve, settings)).code
 
 
-async def _with_signals(serve: Serve, settings: ProcessSettings) -> ProcessEnding:
+async def serve_until_signal(serve: Serve, settings: ProcessSettings) -> ProcessEnding:
+    """Run ``serve`` as ``serve_guarded`` does; SIGTERM and SIGINT ask it to stop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -20,7 +20,7 @@ TIMELINE = "PLAUDIT_TIMELINE"
 """Variable with the file of the stamps."""
 FILE = "timeline.jsonl"
 STARTED = "started"
-"""The operating system made the process; a process of Ray then waits for its role."""
+"""The operating system made the process; on Ray it then waits for its role."""
 FIRST_STEP = "first step"
 FIRST_SCORE = "first score"
 

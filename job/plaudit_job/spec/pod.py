@@ -119,7 +119,7 @@ class PodSpec(Section):
     image: str = ""
     """Container image. Default empty: the operator's image for the role."""
     resources: ResourcesSpec = ResourcesSpec()
-    """CPU, memory and GPUs of one pod; under ``plaudit run`` they size Ray's placement group."""
+    """CPU, memory and GPUs of one pod; under ``plaudit run`` they size Ray's placement group, where there is one."""
     gpu_resource: str = Field(default="", max_length=317, pattern=RESOURCE_NAME)
     """Resource that counts the role's GPUs, such as ``amd.com/gpu`` or ``nvidia.com/mig-3g.40gb``. Default empty: the
     operator's (``nvidia.com/gpu``, unless its chart's value ``gpuResource`` names another)."""

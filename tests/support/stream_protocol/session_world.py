@@ -15,7 +15,7 @@ from plaudit_wire.messages import Service
 from plaudit_wire.records import Sample, SampleRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.sessions import StreamSession, encoded_group
 from stream_protocol.world import Worker, World, score_of
 

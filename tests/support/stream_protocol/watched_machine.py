@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from redis.exceptions import ResponseError
 
 from plaudit_wire.redis import RedisAddress
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts
 
 SEARCH = settings(
     deadline=None,

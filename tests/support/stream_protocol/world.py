@@ -29,7 +29,7 @@ from plaudit_workers.stream.consumer import (
     unpublished,
 )
 from plaudit_workers.stream.groups import Group, read_group
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.trainer import Ledger, StaleIncarnationError, TrainerStreams
 from plaudit_workers.stream.transport import Transport
 

@@ -11,7 +11,6 @@ import pytest
 
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
-from plaudit_workers.service.blocking_client import SyncRewardClient
 from plaudit_workers.service.client import Result, RewardClient, ServiceError
 from plaudit_workers.service.lines import SampleInput
 from plaudit_workers.stream.transport import Transport
@@ -166,20 +165,6 @@ async def test_an_abandoned_session_expires_and_leaves_nothing(start_service: An
         assert await transport.commands.hget(transport.names.counters, "abandoned") == b"3"
         await transport.close()
         assert other.outstanding == 0
-
-
-def test_the_synchronous_client_does_the_same(redis_server: RedisServer, start_service: Any) -> None:
-    async def both() -> list[float | None]:
-        async with start_service() as service:
-            return await asyncio.to_thread(synchronous, service)
-
-    def synchronous(service: Any) -> list[float | None]:
-        with SyncRewardClient(redis_server.url, run=service.run, password=redis_server.password) as client:
-            client.submit(samples(4))
-            client.submit_group(samples(2), id="g")
-            return sorted(result.score or 0.0 for result in client.results())
-
-    assert asyncio.run(both()) == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
 
 
 BAD_INPUT = [

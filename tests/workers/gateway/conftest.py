@@ -23,7 +23,7 @@ from plaudit_workers.launch.redis import free_port
 from plaudit_workers.service.callers import Callers, Limits
 from plaudit_workers.service.gateway import GatewaySettings, application, listen, serve_on
 from plaudit_workers.service.tokens import Tokens
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.transport import Transport
 from scoring_service import Running, start_service
 

@@ -1,4 +1,4 @@
-"""The supervisor on a real Ray: what it starts again, what ends a run, what stopping means."""
+"""The supervisor on this machine and on a real Ray: what it starts again, what ends a run, what stopping means."""
 
 import asyncio
 import re
@@ -9,11 +9,24 @@ import pytest
 
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role
-from plaudit_workers.launch.supervisor import Supervisor
+from plaudit_workers.launch.supervisor import LocalProcesses, Processes, Supervisor
 from plaudit_workers.launch.transport import RedisAccess
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, ProcessEnding
 
-pytestmark = [pytest.mark.engines, pytest.mark.usefixtures("ray_cluster")]
+
+def on_ray() -> Processes:
+    from plaudit_workers.launch.ray_processes import RayProcesses
+
+    return RayProcesses()
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.engines)])
+def place(request: pytest.FixtureRequest) -> Callable[[], Processes]:
+    """Makes where processes run."""
+    if request.param == "local":
+        return LocalProcesses
+    request.getfixturevalue("ray_cluster")
+    return on_ray
 
 
 def plan(folder: Path, role: Role, function: str) -> ProcessPlan:
@@ -22,10 +35,12 @@ def plan(folder: Path, role: Role, function: str) -> ProcessPlan:
     return ProcessPlan(f"{role}-0", role, 0.5, 0, serve=f"roles_for_tests:{function}", environment=environment)
 
 
-async def supervise(folder: Path, max_restarts: int = 2, **functions: str) -> tuple[ProcessEnding, Supervisor]:
+async def supervise(
+    place: Callable[[], Processes], folder: Path, max_restarts: int = 2, **functions: str
+) -> tuple[ProcessEnding, Supervisor]:
     """Runs the roles, each a process with the function of that name, until the run ends."""
     plans: dict[Role, list[ProcessPlan]] = {role: [plan(folder, role, name)] for role, name in functions.items()}
-    supervisor = Supervisor(plans, max_restarts=max_restarts, steps_closed=lambda: 0)
+    supervisor = Supervisor(plans, place(), max_restarts=max_restarts, steps_closed=lambda: 0)
     try:
         await supervisor.start()
         ending = await asyncio.wait_for(supervisor.until_done(), 200)
@@ -34,22 +49,26 @@ async def supervise(folder: Path, max_restarts: int = 2, **functions: str) -> tu
     return ending, supervisor
 
 
-async def test_the_run_ends_with_its_trainer_and_the_others_are_asked_to_stop(tmp_path: Path) -> None:
-    ending, supervisor = await supervise(tmp_path, reward="lasts", trainer="trains")
+async def test_the_run_ends_with_its_trainer_and_the_others_are_asked_to_stop(
+    place: Callable[[], Processes], tmp_path: Path
+) -> None:
+    ending, supervisor = await supervise(place, tmp_path, reward="lasts", trainer="trains")
     assert ending == ProcessEnding(EXIT_DONE)
     assert (tmp_path / "lasts.stopped").exists()
     assert supervisor.restarts == {}
 
 
-async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
-    ending, supervisor = await supervise(tmp_path, trainer="dies_twice")
+async def test_a_killed_process_is_started_again(place: Callable[[], Processes], tmp_path: Path) -> None:
+    ending, supervisor = await supervise(place, tmp_path, trainer="dies_twice")
     assert ending.code == EXIT_DONE
     assert supervisor.restarts == {"trainer": 2}
     assert len((tmp_path / "dies_twice.starts").read_text().splitlines()) == 3
 
 
-async def test_a_process_that_always_crashes_fails_the_run_and_names_itself(tmp_path: Path) -> None:
-    ending, _ = await supervise(tmp_path, max_restarts=1, reward="crashes", trainer="lasts")
+async def test_a_process_that_always_crashes_fails_the_run_and_names_itself(
+    place: Callable[[], Processes], tmp_path: Path
+) -> None:
+    ending, _ = await supervise(place, tmp_path, max_restarts=1, reward="crashes", trainer="lasts")
     assert ending.code == EXIT_FAILED
     assert "reward-0 died 2 times" in ending.message
     assert re.search(
@@ -58,19 +77,23 @@ async def test_a_process_that_always_crashes_fails_the_run_and_names_itself(tmp_
     assert "broken on purpose" in (tmp_path / "logs" / "reward.log").read_text()
 
 
-async def test_a_refusal_ends_the_run_with_its_message_and_no_restart(tmp_path: Path) -> None:
-    ending, supervisor = await supervise(tmp_path, reward="refuses", trainer="lasts")
+async def test_a_refusal_ends_the_run_with_its_message_and_no_restart(
+    place: Callable[[], Processes], tmp_path: Path
+) -> None:
+    ending, supervisor = await supervise(place, tmp_path, reward="refuses", trainer="lasts")
     assert ending == ProcessEnding(EXIT_REFUSED, "reward-0: spec.example: 'x' is wrong; write 'y'")
     assert supervisor.restarts == {}
 
 
-async def test_a_failed_job_is_not_started_again(tmp_path: Path) -> None:
-    ending, _ = await supervise(tmp_path, trainer="fails")
+async def test_a_failed_job_is_not_started_again(place: Callable[[], Processes], tmp_path: Path) -> None:
+    ending, _ = await supervise(place, tmp_path, trainer="fails")
     assert ending == ProcessEnding(EXIT_FAILED, "trainer: too many failed scores")
 
 
-async def test_a_stop_lets_the_trainer_finish(tmp_path: Path) -> None:
-    supervisor = Supervisor({"trainer": [plan(tmp_path, "trainer", "lasts")]}, max_restarts=0, steps_closed=lambda: 0)
+async def test_a_stop_lets_the_trainer_finish(place: Callable[[], Processes], tmp_path: Path) -> None:
+    supervisor = Supervisor(
+        {"trainer": [plan(tmp_path, "trainer", "lasts")]}, place(), max_restarts=0, steps_closed=lambda: 0
+    )
     try:
         await supervisor.start()
         while not (tmp_path / "lasts.starts").exists():
@@ -81,8 +104,12 @@ async def test_a_stop_lets_the_trainer_finish(tmp_path: Path) -> None:
         await supervisor.stop()
 
 
-async def test_an_immediate_stop_waits_for_no_process(tmp_path: Path, runs: Callable[[int], bool]) -> None:
-    supervisor = Supervisor({"reward": [plan(tmp_path, "reward", "lasts")]}, max_restarts=0, steps_closed=lambda: 0)
+async def test_an_immediate_stop_waits_for_no_process(
+    place: Callable[[], Processes], tmp_path: Path, runs: Callable[[int], bool]
+) -> None:
+    supervisor = Supervisor(
+        {"reward": [plan(tmp_path, "reward", "lasts")]}, place(), max_restarts=0, steps_closed=lambda: 0
+    )
     await supervisor.start()
     while not (tmp_path / "lasts.starts").exists():
         await asyncio.sleep(0.05)

@@ -44,8 +44,7 @@ from plaudit_workers.sandboxes.series import BrokerSeries
 from plaudit_workers.service.client import RewardClient
 from plaudit_workers.service.worker import serve as serve_reward
 from plaudit_workers.stream.calls import MachinePlace, StreamLimits
-from plaudit_workers.stream.libraries import libraries
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts, libraries
 from plaudit_workers.stream.trainer import TrainerStreams
 from plaudit_workers.stream.transport import Transport
 from stream_protocol.machine import Machine

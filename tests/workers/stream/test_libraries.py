@@ -17,8 +17,7 @@ from plaudit_wire.redis import FunctionLibrary, RedisAddress
 from plaudit_wire.redis_access import ADMIN, acl_file
 from plaudit_workers.launch.redis import RedisServer, ServerAccess
 from plaudit_workers.stream.calls import beat, open_streams
-from plaudit_workers.stream.libraries import libraries
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts, libraries
 from plaudit_workers.stream.transport import Transport
 from stream_protocol.own_redis import OwnRedis
 from waiting import until

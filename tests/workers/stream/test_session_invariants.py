@@ -11,7 +11,7 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from plaudit_wire.redis import RedisAddress
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts
 from stream_protocol.session_machine import SessionMachine
 from stream_protocol.session_world import SessionWorld
 from stream_protocol.watched_machine import SEARCH, machine_of

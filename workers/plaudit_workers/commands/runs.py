@@ -30,7 +30,7 @@ from plaudit_wire.redis import OUTAGE, RedisAddress
 from plaudit_workers.launch.transport import redis_address
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, redis_from
 from plaudit_workers.stream.calls import retry_dead
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import VolumeError
 

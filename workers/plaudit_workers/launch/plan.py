@@ -31,7 +31,7 @@ SERVE: dict[Role, str] = {
     "rollout": "plaudit_workers.rollout.worker:serve",
     "reward": "plaudit_workers.service.worker:serve",
     "gateway": "plaudit_workers.service.gateway:serve",
-    "metrics": "plaudit_workers.launch.supervisor:serve_metrics",
+    "metrics": "plaudit_workers.launch.role_process:serve_metrics",
 }
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 """Variables of a process without a GPU on a machine with GPUs: Ray does not hide them, and torch takes the first."""

@@ -1,4 +1,4 @@
-"""``plaudit run job.yaml``: run the processes of a job on Ray, on this machine or on an existing cluster.
+"""``plaudit run job.yaml``: run the processes of a job on this machine, or on an existing Ray cluster.
 
 It prints a line for each step as ``steps.jsonl`` grows and a summary with the ledger at the end. For a job that only
 scores it prints where the service is and how to submit to it.
@@ -41,14 +41,7 @@ from plaudit_workers.launch.plan import TOKENS_FOLDER, LaunchSettings, ProcessPl
 from plaudit_workers.launch.preflight import Prepared, prepare
 from plaudit_workers.launch.redis import free_port, write_private
 from plaudit_workers.launch.served_models import own_address
-from plaudit_workers.launch.supervisor import (
-    Supervisor,
-    check_cluster,
-    connect_to_ray,
-    devices,
-    disconnect,
-    gpus_available,
-)
+from plaudit_workers.launch.supervisor import LocalProcesses, Processes, Supervisor, has_gpus
 from plaudit_workers.launch.transport import SERVICE_FILE, RedisAccess, run_redis, write_redis_address
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, ProcessEnding, unless_stopped
 from plaudit_workers.rollout.vllm_arguments import is_cpu_build
@@ -116,6 +109,9 @@ def _record(folder: Path, ending: ProcessEnding) -> None:
         write_ending(folder, RunEnding(ending.code, ending.message, time.time()))
 
 
+_Placed = tuple[dict[Role, list[ProcessPlan]], Processes]
+
+
 class _RayNotUpError(Exception):
     """Report a Ctrl-C while Ray was starting."""
 
@@ -140,9 +136,10 @@ class _Launch:
             write_redis_address(self._folder, redis.admin)
             self._stamp("started Redis")
             context = self._context(redis)
-            async with self._ray(context, interrupt) as plans:
+            async with self._placed(context, interrupt) as (plans, processes):
                 supervisor = Supervisor(
                     plans,
+                    processes,
                     max_restarts=self._job.spec.lifecycle.failure_policy.max_restarts,
                     steps_closed=(lambda: self._lines.closed) if self._job.spec.trains else stretches_of_uptime,
                 )
@@ -179,11 +176,24 @@ class _Launch:
         )
 
     @contextlib.asynccontextmanager
-    async def _ray(self, context: LaunchSettings, interrupt: Interrupt) -> AsyncIterator[dict[Role, list[ProcessPlan]]]:
+    async def _placed(self, context: LaunchSettings, interrupt: Interrupt) -> AsyncIterator[_Placed]:
+        """Plan the processes for where they will run: on this machine, or on Ray where it has GPUs or is a cluster."""
         plans = plan_processes(self._job, context, with_gpus=False)
+        if self._address or has_gpus():
+            async with self._ray(plans, context, interrupt) as planned:
+                yield planned
+        else:
+            yield plans, LocalProcesses()
+
+    @contextlib.asynccontextmanager
+    async def _ray(
+        self, plans: dict[Role, list[ProcessPlan]], context: LaunchSettings, interrupt: Interrupt
+    ) -> AsyncIterator[_Placed]:
+        from plaudit_workers.launch import ray_processes as on_ray  # Ray takes half a second to import
+
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
         with reported_wait(self._console, f"the Ray cluster at {self._address}" if self._address else "Ray to start"):
-            connecting = _in_daemon_thread(lambda: connect_to_ray(self._address, num_cpus=cpus))
+            connecting = _in_daemon_thread(lambda: on_ray.connect_to_ray(self._address, num_cpus=cpus))
             if not await unless_stopped(interrupt.stop, connecting):
                 raise _RayNotUpError
             interrupt.listen()
@@ -191,16 +201,16 @@ class _Launch:
         try:
             if self._address:
                 with reported_wait(self._console, "the nodes of the Ray cluster"):
-                    await asyncio.to_thread(check_cluster, self._folder)
-            if gpus := gpus_available():
+                    await asyncio.to_thread(on_ray.check_cluster, self._folder)
+            if gpus := on_ray.gpus_available():
                 if self._job.spec.trains and self._job.spec.rollout.engine.kind == "vllm" and is_cpu_build():
                     self._console.out(_CPU_BUILD_NOTE)
                 plans = plan_processes(self._job, context, with_gpus=True)
                 if not self._address:
-                    plans = share_gpus(plans, devices(int(gpus)), in_turns=self._job.spec.takes_turns)
-            yield plans
+                    plans = share_gpus(plans, on_ray.devices(int(gpus)), in_turns=self._job.spec.takes_turns)
+            yield plans, on_ray.RayProcesses()
         finally:
-            await asyncio.to_thread(disconnect)
+            await asyncio.to_thread(on_ray.disconnect)
 
     async def _supervise(
         self,
@@ -224,9 +234,9 @@ class _Launch:
 
         async def until_done() -> None:
             nonlocal ending
-            with reported_wait(self._console, "room for the processes in Ray"):
+            with reported_wait(self._console, "room for the processes"):
                 await supervisor.start()
-            self._stamp("asked Ray for all processes")
+            self._stamp("asked for all processes")
             ending = await supervisor.until_done()
 
         try:

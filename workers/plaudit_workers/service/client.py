@@ -34,7 +34,7 @@ from plaudit_workers.service.callers import SampleAnswer, sample_answers
 from plaudit_workers.service.lines import SampleInput, sample_input
 from plaudit_workers.service.requests import SAMPLE_ID
 from plaudit_workers.stream.calls import SessionTakenError, Submission, SubmittedGroup
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.sessions import (
     KEPT_S,
     LARGEST_GROUP,

@@ -36,7 +36,7 @@ from plaudit_workers.service.callers import Callers
 from plaudit_workers.service.canary import Canary, CanarySeries
 from plaudit_workers.service.requests import LONGEST_WAIT_S, MOST_BYTES, MOST_PARTS, MOST_SAMPLES
 from plaudit_workers.service.tokens import SampleRate, Tokens
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.timeline import stamp
 

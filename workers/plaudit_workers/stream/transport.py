@@ -38,7 +38,7 @@ from plaudit_wire.redis import (
 from plaudit_wire.redis_access import GRANTS
 from plaudit_workers.process import unless_stopped
 from plaudit_workers.stream.calls import Argument, Call, beat, open_streams
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.volume import SpillFolder
 
 Answer = TypeVar("Answer")

@@ -1,0 +1,73 @@
+"""Be a process of a run that ``plaudit run`` started: write its log and its stamps, serve its role, say how it ended.
+
+``python -m plaudit_workers.launch.role_process MODULE:FUNCTION`` is one on this machine. On Ray an actor does the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from plaudit_wire.errors import RefusedError
+from plaudit_wire.logs import configure_logs
+from plaudit_workers.process import EXIT_DONE, ProcessSettings, Serve, serve_until_signal
+from plaudit_workers.timeline import STARTED, stamp, started_s
+
+
+def begin() -> ProcessSettings:
+    """Open the log of this process; return its settings."""
+    stamp(STARTED, time_s=started_s())
+    settings = ProcessSettings.from_environment()
+    if settings.log_file is not None:
+        _use_log(settings.log_file)
+    configure_logs(settings.log_file, worker=settings.worker)
+    return settings
+
+
+def imported(serve: str) -> Serve:
+    """Import the function that serves a role, named ``module:function``."""
+    module, _, function = serve.partition(":")
+    found: Serve = getattr(importlib.import_module(module), function)
+    stamp("imported")
+    return found
+
+
+async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:
+    """Serve metrics under ``plaudit run``. The service is below workers in the import order, with its own settings."""
+    from plaudit_metrics.service.serve import CannotServeError, serve
+    from plaudit_metrics.service.settings import ServiceSettings
+
+    try:
+        await serve(ServiceSettings.from_environment(), stop)
+    except CannotServeError as error:
+        raise RefusedError(str(error)) from error
+    return EXIT_DONE
+
+
+def _use_log(log_file: Path) -> None:
+    """Send the output of libraries to the log; write this process's id and name beside it, for whoever inspects it."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    log_file.with_suffix(".pid").write_text(f"{os.getpid()}\n")
+    log_file.with_suffix(".worker").write_text(os.environ["PLAUDIT_WORKER"] + "\n")
+
+
+def main() -> None:
+    """Serve the role; write its ending to what standard output was, for the process that started this one."""
+    answer = os.dup(1)  # the log takes the other one, and children do not inherit this one
+    settings = begin()
+    ending = asyncio.run(serve_until_signal(imported(sys.argv[1]), settings))
+    os.write(answer, msgspec.json.encode(ending))
+    os.close(answer)
+    sys.exit(ending.code)
+
+
+if __name__ == "__main__":
+    main()
