@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import redis
@@ -192,14 +192,9 @@ def run_name() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
-def _ray_scope(fixture_name: str, config: pytest.Config) -> Literal["session", "module"]:
-    """Return the session for whole runs, which all use a Ray, and else the file: an idle Ray takes 3 % of a core."""
-    return "session" if any("e2e" in argument for argument in config.args) else "module"
-
-
-@pytest.fixture(scope=_ray_scope)
+@pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[str]:
-    """A real one-node Ray (it takes 6 s to start); gives its address."""
+    """A real one-node Ray; gives its address. A file's, for it takes 6 s to start and, idle, 3 % of a core."""
     import ray
 
     from plaudit_workers.launch.ray_processes import connect_to_ray, disconnect

@@ -1,4 +1,4 @@
-"""Whole runs: ``plaudit run`` as its user starts it, on one Ray for the session."""
+"""Whole runs: ``plaudit run`` as its user starts it."""
 
 import json
 import runpy
@@ -121,12 +121,11 @@ def change_job(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 
 @pytest.fixture
-def plaudit_command(tmp_path: Path, ray_cluster: str) -> Callable[..., list[str]]:
-    """The command that runs a job in this test's folder, on the session's Ray."""
+def plaudit_command(tmp_path: Path) -> Callable[..., list[str]]:
+    """The command that runs a job in this test's folder."""
 
     def command(job: Path, *arguments: str, name: str = "run") -> list[str]:
-        about = ["--runs-folder", str(tmp_path), "--run", name, "--address", ray_cluster]
-        return [*PLAUDIT, "run", str(job), *about, *arguments]
+        return [*PLAUDIT, "run", str(job), "--runs-folder", str(tmp_path), "--run", name, *arguments]
 
     return command
 

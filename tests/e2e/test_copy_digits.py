@@ -51,11 +51,11 @@ def test_copy_digits_stops_at_ctrl_c_goes_on_and_learns(
     assert len(list((run.folder / "samples").glob("*.parquet"))) >= 40
 
 
-def test_rollouts_that_sleep_during_updates_continue_with_the_new_weights(
-    example: Callable[[str], Path], plaudit_run: Callable[..., Any], change_job: Callable[..., Path]
+def test_rollouts_that_sleep_during_updates_continue_with_the_new_weights_on_ray(
+    example: Callable[[str], Path], plaudit_run: Callable[..., Any], change_job: Callable[..., Path], ray_cluster: str
 ) -> None:
     job = change_job(example("01-copy-digits") / "job.yaml", rollout__sleepDuringUpdates=True)
-    run = plaudit_run(job, "--steps", "5")
+    run = plaudit_run(job, "--steps", "5", "--address", ray_cluster)
     assert run.exit_code == 0, run.output
     assert run.trained_steps == list(range(1, 6))
     for step in run.steps:

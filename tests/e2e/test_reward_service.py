@@ -36,11 +36,11 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def service(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     runs = tmp_path_factory.mktemp("runs")
     command = [*PLAUDIT, "run", str(EXAMPLE / "job.yaml"), "--runs-folder", str(runs), "--run", "scores"]
     with (runs / "output").open("wb") as output:
-        process = subprocess.Popen([*command, "--address", ray_cluster], stdout=output, stderr=output)
+        process = subprocess.Popen(command, stdout=output, stderr=output)
     running = Service(process, runs / "scores", runs / "output")
     while "is ready" not in running.printed:
         assert process.poll() is None, running.printed

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,5 +117,27 @@ async def test_an_immediate_stop_waits_for_no_process(
     pid = int((tmp_path / "logs" / "reward.pid").read_text())
     await supervisor.stop(at_once=True)
     while runs(pid):
+        await asyncio.sleep(0.05)
+    assert not (tmp_path / "lasts.stopped").exists()
+
+
+async def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path, runs: Callable[[int], bool]) -> None:
+    here = Path(__file__).parent
+    code = f"""
+import asyncio, sys
+sys.path.insert(0, {str(here)!r})
+from pathlib import Path
+from plaudit_workers.launch.supervisor import LocalProcesses
+from test_supervisor import supervise
+
+asyncio.run(supervise(LocalProcesses, Path({str(tmp_path)!r}), reward="lasts", trainer="lasts"))
+"""
+    run = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    logs = [tmp_path / "logs" / f"{role}.pid" for role in ("reward", "trainer")]
+    while not all(log.exists() and log.read_text() for log in logs):
+        await asyncio.sleep(0.05)
+    run.kill()
+    await run.wait()
+    while any(runs(int(log.read_text())) for log in logs):
         await asyncio.sleep(0.05)
     assert not (tmp_path / "lasts.stopped").exists()
