@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "start.py"
+
+
+@pytest.mark.bench
+def test_the_start_benchmark_tells_seconds_cpu_and_memory_until_the_first_score(tmp_path: Path) -> None:
+    result = tmp_path / "start.json"
+    run = subprocess.run([sys.executable, str(BENCHMARK), "--quick", "--json", str(result)], check=False)
+    assert run.returncode == 0
+    [row] = json.loads(result.read_text())["rows"]
+    assert row["example"] == "07-reward-service"
+    assert 0 < row["cpu_s"]
+    assert 0 < row["seconds"]
+    assert 50 < row["private_mb"] <= row["pss_mb"] < 500
