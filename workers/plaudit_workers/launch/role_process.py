@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import os
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.logs import configure_logs
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, Serve, serve_until_signal
 from plaudit_workers.timeline import STARTED, stamp, started_s
+
+_ENDS_WITHIN_S = 10.0
 
 
 def begin() -> ProcessSettings:
@@ -59,13 +62,21 @@ def _use_log(log_file: Path) -> None:
     log_file.with_suffix(".worker").write_text(os.environ["PLAUDIT_WORKER"] + "\n")
 
 
+def ending_file(log_file: Path) -> Path:
+    """Return where a process on this machine writes how its role ended, beside its log."""
+    return log_file.with_suffix(".ending")
+
+
 def main() -> None:
-    """Serve the role; write its ending to what standard output was, for the process that started this one."""
-    answer = os.dup(1)  # the log takes the other one, and children do not inherit this one
+    """Serve the role, with further variables from standard input: those of its start any program of this user can read."""
+    os.environ.update(msgspec.json.decode(sys.stdin.buffer.read(), type=dict[str, str]))
     settings = begin()
     ending = asyncio.run(serve_until_signal(imported(sys.argv[1]), settings))
-    os.write(answer, msgspec.json.encode(ending))
-    os.close(answer)
+    assert settings.log_file is not None
+    ending_file(settings.log_file).write_bytes(msgspec.json.encode(ending))
+    late = threading.Timer(_ENDS_WITHIN_S, os._exit, [ending.code])  # a library's thread may hold the process
+    late.daemon = True
+    late.start()
     sys.exit(ending.code)
 
 

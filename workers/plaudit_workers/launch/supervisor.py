@@ -26,6 +26,7 @@ from plaudit_sandbox.privileges import end_with
 from plaudit_wire.logs import get_logger
 from plaudit_workers.launch.plan import ProcessPlan, Role
 from plaudit_workers.launch.redis import free_port
+from plaudit_workers.launch.role_process import ending_file
 from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, RESTARTED, ProcessEnding
 
 logger = get_logger(__name__)
@@ -35,8 +36,6 @@ _LAST_UPDATE_WITHIN_S = 600.0
 """A trainer that is asked to stop finishes its update and writes a checkpoint."""
 _NO_LAST_CHECKPOINT = "the trainer did not stop in time; --resume goes on from its last checkpoint"
 _MODULE = "plaudit_workers.launch.role_process"
-_ENDS_WITHIN_S = 10.0
-"""Of a process that has said how its role ended: threads of libraries may hold it."""
 _LOG_TAIL_BYTES = 256 << 10
 _ERROR_LEVELS = ("error", "critical")
 _PLACE = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)', re.MULTILINE)
@@ -128,7 +127,9 @@ class LocalProcesses:
         await asyncio.gather(*self._runs, return_exceptions=True)
 
     async def _run(self, plan: ProcessPlan, environment: Mapping[str, str]) -> ProcessEnding:
-        variables = {**os.environ, **plan.environment, **environment}
+        said = ending_file(Path(plan.environment["PLAUDIT_LOG_FILE"]))
+        said.unlink(missing_ok=True)
+        variables = {**os.environ, **plan.environment}
         # A new name at each start: others claim the work of a dead process, and nobody mistakes it for this one's.
         variables["PLAUDIT_WORKER"] = f"{plan.name}-{uuid.uuid4().hex[:8]}"
         if plan.name in self._started:
@@ -141,26 +142,21 @@ class LocalProcesses:
             _MODULE,
             plan.serve,
             env=variables,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.PIPE,
             start_new_session=True,
             preexec_fn=partial(end_with, os.getpid()),
         )
         self._running[plan.name] = process
         if not self._wanted:
             _kill(process)
-        assert process.stdout is not None
         try:
-            said = await process.stdout.read()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_ENDS_WITHIN_S if said else None):
-                    await process.wait()
-            _kill(process)
+            await process.communicate(msgspec.json.encode(dict(environment)))
             code = await process.wait()
+            _kill(process)
         finally:
             del self._running[plan.name]
-        with contextlib.suppress(msgspec.DecodeError):
-            ending = msgspec.json.decode(said, type=ProcessEnding)
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            ending = msgspec.json.decode(said.read_bytes(), type=ProcessEnding)
             if ending.code != EXIT_CRASHED:
                 return ending
         raise RoleDiedError(f"it ended by {signal.Signals(-code).name}" if code < 0 else f"its exit code is {code}")
