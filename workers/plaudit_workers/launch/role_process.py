@@ -68,7 +68,7 @@ def ending_file(log_file: Path) -> Path:
 
 
 def main() -> None:
-    """Serve the role, with further variables from standard input: those of its start any program of this user can read."""
+    """Serve the role, with its secrets from standard input: any program of this user can read what it started with."""
     os.environ.update(msgspec.json.decode(sys.stdin.buffer.read(), type=dict[str, str]))
     settings = begin()
     ending = asyncio.run(serve_until_signal(imported(sys.argv[1]), settings))
