@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
@@ -53,7 +53,7 @@ def _listed(source: McpServer) -> list[dict[str, Any]]:
 
 async def _list(source: McpServer) -> list[dict[str, Any]]:
     try:
-        async with asyncio.timeout(_LIST_WITHIN_S), _client(source) as client:
+        async with asyncio.timeout(_LIST_WITHIN_S), _client(source, []) as client:
             tools = await _all_tools(client)
     except TimeoutError:
         raise ConfigurationError(f"it did not list its tools within {_LIST_WITHIN_S:g} s") from None
@@ -96,6 +96,8 @@ class _McpSession:
         self._server = server
         self._opened: asyncio.Future[Any] | None = None
         self._holding: asyncio.Task[None] | None = None
+        self._reasons: list[str] = []
+        """Why the session ends, from the moment on that it does."""
 
     def tool(self, description: Tool) -> LoadedTool:
         """Return a tool of the server, called in this session."""
@@ -117,8 +119,11 @@ class _McpSession:
         if self._opened is None or self._holding is None:
             self._opened = asyncio.get_running_loop().create_future()
             # The client's context belongs to one task for as long as the session lives.
-            self._holding = asyncio.get_running_loop().create_task(self._hold(self._opened))
-        holding, calling = self._holding, asyncio.ensure_future(_call(self._opened, name, arguments))
+            self._reasons = []
+            self._holding = asyncio.get_running_loop().create_task(self._hold(self._opened, self._reasons))
+            self._holding.add_done_callback(lambda held: held.cancelled() or held.exception())  # nobody may ask for it
+        holding, reasons = self._holding, self._reasons
+        calling = asyncio.ensure_future(_call(self._opened, name, arguments))
         await asyncio.wait({holding, calling}, return_when=asyncio.FIRST_COMPLETED)
         if calling.done() and not calling.cancelled():
             try:
@@ -128,20 +133,19 @@ class _McpSession:
             except MCPError as error:
                 if not _ended_by(error):
                     raise
-                if not self._server.url:  # its reader is about to say how the process ended
-                    await asyncio.wait({holding}, timeout=2 * _END_WITHIN_S)
-                holding.cancel()
-                await asyncio.wait({holding})
+                if not reasons:  # else it ends by itself, and cleans up after a process first
+                    holding.cancel()
+                    await asyncio.wait({holding})
         calling.cancel()
         await asyncio.wait({calling})
         if self._holding is holding:
             self._opened = self._holding = None
-        cause = None if holding.cancelled() else holding.exception()
+        cause = holding.exception() if holding.done() and not holding.cancelled() else None
         reason = first_cause(cause) if cause is not None else "it ended the session"
-        raise InfrastructureError(f"MCP server {_address(self._server)}: {reason}")
+        raise InfrastructureError(f"MCP server {_address(self._server)}: {reasons[0] if reasons else reason}")
 
-    async def _hold(self, opened: asyncio.Future[Any]) -> None:
-        async with _client(self._server) as client:
+    async def _hold(self, opened: asyncio.Future[Any], reasons: list[str]) -> None:
+        async with _client(self._server, reasons) as client:
             opened.set_result(client)
             await asyncio.Event().wait()
 
@@ -178,12 +182,13 @@ def _block_text(block: Any) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _client(server: McpServer) -> AsyncIterator[Any]:
+async def _client(server: McpServer, reasons: list[str]) -> AsyncIterator[Any]:
+    """Open a session; when it ends by itself, ``reasons`` gets the reason before its calls fail."""
     from mcp import Client
     from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
     if not server.url:
-        async with Client(_started(server.command)) as client:
+        async with Client(_started(server.command, reasons)) as client:
             yield client
         return
     async with (
@@ -195,18 +200,26 @@ async def _client(server: McpServer) -> AsyncIterator[Any]:
 
 
 @contextlib.asynccontextmanager
-async def _started(command: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
+async def _started(command: Sequence[str], reasons: list[str]) -> AsyncIterator[tuple[Any, Any]]:
     """Start a server and exchange lines with it, as ``mcp.client.stdio`` does, which holds a line of any length."""
     import anyio
     from mcp.client.stdio import get_default_environment
 
     received, read = anyio.create_memory_object_stream[Any](0)
     write, sent = anyio.create_memory_object_stream[Any](0)
+
+    async def noting(work: Callable[[Any, Any], Awaitable[None]], stream: Any) -> None:
+        try:
+            await work(process, stream)
+        except InfrastructureError as error:
+            reasons.append(str(error))
+            raise
+
     process = await anyio.open_process(command, env=get_default_environment(), stderr=None, start_new_session=True)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_read_lines, process, received)
-            tasks.start_soon(_write_lines, sent, process)
+            tasks.start_soon(noting, _read_lines, received)
+            tasks.start_soon(noting, _write_lines, sent)
             yield read, write
             tasks.cancel_scope.cancel()
     finally:
@@ -274,7 +287,7 @@ async def _gone(process: Any, otherwise: str) -> InfrastructureError:
     return InfrastructureError(otherwise)
 
 
-async def _write_lines(sent: Any, process: Any) -> None:
+async def _write_lines(process: Any, sent: Any) -> None:
     import anyio
 
     try:
