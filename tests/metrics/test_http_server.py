@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from plaudit_metrics.service import http_server
 from plaudit_metrics.service.http_server import HttpServer, listening_socket
 
 JAVA = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
@@ -97,3 +98,26 @@ async def test_headers_and_trailers_without_an_end_close_their_connection(
     body = b"Host: x\r\nContent-Length: 1000000\r\n\r\n" + 1_000_000 * b"a"
     last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     assert (await answers(address, b"POST / HTTP/1.1\r\n" + body + PLAIN, last)).count(b"200 OK") == 3
+
+
+@pytest.mark.parametrize("before", [b"", PLAIN])
+@pytest.mark.parametrize("head", [b"", b"POST / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nLong: a"])
+async def test_headers_that_do_not_come_in_time_close_their_connection(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, before: bytes, head: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "_HEAD_WITHIN_S", 0.1)
+    answered = await asyncio.wait_for(answers(address, before, head), 30)
+    assert answered.count(b"200 OK") == (before == PLAIN)
+
+
+async def test_a_slow_body_and_an_idle_connection_are_no_late_headers(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "_HEAD_WITHIN_S", 0.1)
+    reader, writer = await asyncio.open_connection(*address)
+    for part in (PLAIN[:-2], PLAIN[-2:], PLAIN):
+        writer.write(part)
+        await asyncio.sleep(0.3)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert (await asyncio.wait_for(reader.read(), 30)).count(b"200 OK") == 3
+    writer.close()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pty
 import re
 import select
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from plaudit_metrics.terminal import overview as overview_module
 from plaudit_metrics.terminal.commands import top_arguments
 from plaudit_metrics.terminal.overview import MetricsService, RunFolder, RunOverview
 from plaudit_metrics.terminal.top import frame, top
@@ -150,6 +155,130 @@ def test_on_a_terminal_it_continues_until_it_is_ended(observed_run: Any, key: by
     try:
         assert "waited for" in read_until(ours, "waited for")
         os.write(ours, key)
+        assert exit_code(process, ours) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+STEP = {"step": 1, "opened": 0.0, "closed": 1.0, "verdict": "x"}
+LOOKS = {"open": {"waits_for": "x", "text": "t"}, "looks": [], "workers": [], "service": None, "ended": None}
+ANSWERS = {"steps": {"run": "r", "steps": []}, "queues": LOOKS, "failures": {}}
+
+
+class Service:
+    """Whatever answers at a URL: ``answer`` by the last part of the path, or bytes that are sent as they are."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = ANSWERS
+        self.sent = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            path = connection.recv(65536).split(b" ")[1].decode()
+            body = json.dumps(self.answers[re.split(r"[/?]", path)[3]]).encode()
+            head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+            connection.sendall(self.sent or head + body)
+            while self.sent.endswith(b" "):  # byte by byte, each in time
+                connection.sendall(b" ")
+                time.sleep(0.02)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    service = Service()
+    yield service
+    service.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": []},
+        {"steps": None},
+        {"queues": {}},
+        {"queues": {**LOOKS, "ended": 7}},
+        {"queues": {**LOOKS, "workers": 5}},
+        {"queues": {**LOOKS, "workers": [{"worker": "w", "slots": "[/x]"}]}},
+        {"steps": {"run": "r", "steps": [{**STEP, "step_s": "x"}]}},
+        {"steps": {"run": "r", "steps": [{**STEP, "step_s": 1 << 2000}]}},
+        {"failures": {"unscored": 5, "samples": 0}},
+    ],
+)
+def test_what_no_metrics_service_sends_is_reported_in_a_line(
+    service: Service, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    service.answers = {**ANSWERS, "verdict": {}, **changes}
+    service.answers["steps"] = changes.get("steps", ANSWERS["steps"])
+    assert top(parsed("--url", service.url)) == 2
+    assert re.fullmatch(r".*(of this version|does not respond).*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"hello\r\n", "does not respond"),
+        (b"HTTP/1.1 200 OK\r\n\r\n{", "does not respond"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "does not respond: maximum recursion depth"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2000, "its answer has more than 0 MiB"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n ", "its answer has not come within 0.5 s"),
+        (b"HTTP/1.1 200 OK\r\na: ", "has not responded within 1 s"),
+    ],
+)
+def test_what_is_no_answer_is_reported_in_its_time(
+    service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sent: bytes, words: str
+) -> None:
+    monkeypatch.setattr(overview_module, "_WITHIN_S", 0.5)
+    monkeypatch.setattr(overview_module, "_WHOLE_WITHIN_S", 1.0)
+    monkeypatch.setattr(overview_module, "_MOST_BYTES", 1000 if "0 MiB" in words else 1 << 20)
+    service.sent = sent
+    assert top(parsed("--url", service.url)) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_an_interval_that_is_no_time_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for interval in ("nan", "inf", "-1", "1e9"):
+        with pytest.raises(SystemExit):
+            parsed("r", "--every", interval)
+    assert "'1e9' is no number of seconds up to 86400" in capsys.readouterr().err
+
+
+def test_a_log_that_names_no_address_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    lines = ["[" * 100_000, '{"message": "serving"}', '{"message": "serving", "address": 5}', "no JSON"]
+    (tmp_path / "logs" / "metrics-0.log").write_text("\n".join(lines))
+    assert top(parsed(str(tmp_path))) == 0
+    assert "no step has closed yet" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_service_that_gets_stuck_or_goes_leaves_the_last_view_and_the_keys(service: Service) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "plaudit_workers.cli", "top", "--url", service.url, "--every", "0.2"]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=_own_tty
+    )
+    os.close(theirs)
+    try:
+        assert "no step has closed" in read_until(ours, "no step has closed")
+        service.answers = dict.fromkeys(ANSWERS, 5)
+        assert "of this version" in read_until(ours, "of this version")
+        service.sent = b"HTTP/1.1 200 OK\r\na: "
+        assert "has not responded for" in read_until(ours, "has not responded for")
+        os.write(ours, b"\x03")
         assert exit_code(process, ours) == 0
     finally:
         process.kill()

@@ -7,6 +7,7 @@ failed · 130 after Ctrl-C · 141 the reader of standard output closed it.
 from __future__ import annotations
 
 import argparse
+import errno
 import math
 import os
 import pkgutil
@@ -20,6 +21,7 @@ from plaudit_metrics.terminal.commands import report_arguments, steps_arguments,
 from plaudit_wire import VERSION
 from plaudit_wire.errors import EXIT_INTERRUPTED, RefusedError
 from plaudit_wire.records import OUTCOMES
+from plaudit_workers.files import is_full
 
 EXIT_REFUSED = 2
 EXIT_CLOSED_PIPE = 141
@@ -372,6 +374,8 @@ COMMANDS: dict[str, Subcommand] = {
 """By name, in the order of ``plaudit --help``. A new command is a line here."""
 
 
+_VOLUME_LOST = (errno.EIO, errno.EROFS, errno.ESTALE)
+"""Errors of a file that is open; the system does not name it."""
 _EXTRAS = {"ray": "ray", "vllm": "rollout", "torch": "training", "transformers": "training", "pyarrow": "training"}
 """Packages that only some commands import, each with the extra that brings it."""
 
@@ -408,6 +412,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of standard output has closed it, as ``head`` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit does not fail as well
         return EXIT_CLOSED_PIPE
+    except OSError as error:
+        if error.filename is None and not is_full(error) and error.errno not in _VOLUME_LOST:
+            raise
+        output = getattr(arguments, "output", None)
+        file = error.filename or ("standard output" if output in (None, Path("-")) else output)
+        remedy = "Make room" if is_full(error) else "Correct the path or its rights"
+        print(f"plaudit {arguments.command}: {file}: {error.strerror or error}. {remedy}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # it is what is full
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_REFUSED
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -294,7 +294,8 @@ def _arrow_rows(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]:
     import pyarrow
 
     try:
-        with pyarrow.memory_map(str(path)) as source:
+        # Not mapped to memory: reading a file that is cut meanwhile would end the process (SIGBUS).
+        with pyarrow.OSFile(str(path)) as source:
             reader: Any
             try:
                 reader = pyarrow.ipc.open_file(source)

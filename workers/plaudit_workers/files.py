@@ -16,10 +16,10 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from plaudit_wire.errors import RefusedError, causes
 
@@ -189,6 +189,30 @@ def _sweep(folder: Path, pattern: str) -> None:
             if lock is not None:
                 remove(path)
                 lock.release()
+
+
+def lock_output(file: IO[bytes], path: Path) -> None:
+    """Keep an open output for this process, until it is closed; raise ``RefusedError`` if another one writes it."""
+    if not path.is_file():  # a device, which all share
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RefusedError(
+            f"{path} belongs to a command that is under way. Wait for it, or name another --output"
+        ) from None
+    except OSError:  # a volume without locks
+        return
+
+
+def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
+    """Raise ``RefusedError`` if an output is one of the inputs, which writing would destroy, under any name."""
+    for path in inputs:
+        with suppress(OSError):  # one of them does not exist
+            if os.path.samefile(output, path):
+                raise RefusedError(
+                    f"--output {output} is the input {path}: name another file, writing would destroy it"
+                )
 
 
 def is_full(error: BaseException) -> bool:

@@ -17,6 +17,8 @@ import uvicorn
 _BACKLOG = 2048
 _MOST_HEAD_BYTES = 64 << 10
 """Of a request's line and headers, and of its trailers; one packet more passes."""
+_HEAD_WITHIN_S = 10.0
+"""A request's line and headers, from the connection or from their first byte on."""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -30,6 +32,42 @@ def listening_socket(host: str, port: int) -> socket.socket:
     listener = socket.create_server((host, port), backlog=_BACKLOG)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+class _TimelyRequests(asyncio.Protocol):
+    """Stand before uvicorn's protocol of a connection, and close one whose headers do not come in time.
+
+    Uvicorn itself waits for their end without a limit.
+    """
+
+    transport: Any
+    loop: Any
+    cycle: Any
+    """The newest request; None before the first."""
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_has_come()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_has_come()
+        elif self._late is None:
+            self._await_head()
+
+    def _await_head(self) -> None:
+        self._late = self.loop.call_later(_HEAD_WITHIN_S, self.transport.close)
+
+    def _head_has_come(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class _BoundedRequests(asyncio.Protocol):
@@ -102,8 +140,9 @@ class HttpServer(uvicorn.Server):
         if not config.loaded:
             config.load()
         protocol: Any = config.http_protocol_class
-        if hasattr(protocol, "on_headers_complete"):  # httptools; h11, where that is absent, knows of refused upgrades
-            config.http_protocol_class = type("HttpProtocol", (_BoundedRequests, protocol), {})
+        # httptools; h11, where that is absent, knows of refused upgrades
+        bounded = (_BoundedRequests,) if hasattr(protocol, "on_headers_complete") else ()
+        config.http_protocol_class = type("HttpProtocol", (_TimelyRequests, *bounded, protocol), {})
         super().__init__(config)
 
     @contextlib.contextmanager

@@ -18,6 +18,7 @@ from plaudit_wire.printable import printable
 from plaudit_wire.records import StepRecord
 
 _REFUSED = 2
+_LONGEST_INTERVAL_S = 86_400
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("step", "step", "{:.0f}"),
     ("reward", "reward/mean", "{:.3f}"),
@@ -61,7 +62,14 @@ def top_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="id of the run, or its folder (or use --url)")
     parser.add_argument("--url", help="address of the run's metrics service")
     parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of all runs (default: runs)")
-    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="refresh interval (default: 1)")
+    parser.add_argument("--every", type=_interval, default=1.0, metavar="SECONDS", help="refresh interval (default: 1)")
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= _LONGEST_INTERVAL_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to {_LONGEST_INTERVAL_S}")
+    return seconds
 
 
 def steps(arguments: argparse.Namespace) -> int:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
+import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -25,10 +28,19 @@ from plaudit_metrics.sources.steps import (
     read_ending,
     read_steps,
 )
+from plaudit_wire.errors import described
 
 _WITHIN_S = 5.0
+_WHOLE_WITHIN_S = 30.0
+"""All requests of an overview: a socket's limit is for each packet, of headers too."""
+_MOST_BYTES = 64 << 20
+_READ_BYTES = 1 << 16
+_SCHEMES = ("http://", "https://")
 _STEPS = 20
 _SAMPLES = 10
+
+
+Read = TypeVar("Read")
 
 
 class UnknownRunError(Exception):
@@ -59,6 +71,20 @@ class RunOverview:
     """How the run ended, as a sentence; empty while it goes on."""
 
 
+def begun(read: Callable[[], Read]) -> Future[Read]:
+    """Read something in a thread of its own, which does not keep the process alive."""
+    reading: Future[Read] = Future()
+
+    def run() -> None:
+        try:
+            reading.set_result(read())
+        except BaseException as error:  # whoever waits for the result raises it
+            reading.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return reading
+
+
 class OverviewSource(Protocol):
     """Provide overviews."""
 
@@ -74,6 +100,19 @@ class MetricsService:
 
     def read(self) -> RunOverview:
         """See ``OverviewSource.read``."""
+        try:
+            return begun(self._read).result(_WHOLE_WITHIN_S)
+        except TimeoutError as error:
+            raise UnknownRunError(
+                f"the metrics service at {self._url} has not responded within {_WHOLE_WITHIN_S:g} s"
+            ) from error
+        except (TypeError, ValueError, LookupError, AttributeError) as error:  # whatever is served at the URL
+            raise UnknownRunError(
+                f"what answers at {self._url} is no metrics service of this version ({described(error)}). Give the "
+                "address that 'plaudit run' prints"
+            ) from error
+
+    def _read(self) -> RunOverview:
         steps = self._get(f"steps?newest={_STEPS}")
         looks = self._get("queues")
         away = looks["open"]["waits_for"] == REDIS_AWAY
@@ -96,9 +135,23 @@ class MetricsService:
     def _get(self, path: str) -> Any:
         try:
             with urllib.request.urlopen(f"{self._url}/api/v1/{path}", timeout=_WITHIN_S) as answer:  # noqa: S310 - http(s) alone is let in
-                return json.load(answer)
-        except (OSError, ValueError, http.client.HTTPException) as error:
+                return json.loads(_body(answer))
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
             raise UnknownRunError(f"the metrics service at {self._url} does not respond: {error}") from error
+
+
+def _body(answer: http.client.HTTPResponse) -> bytes:
+    """Read a response's body, bounded as a whole: a socket's limit is for each of its parts."""
+    until = time.monotonic() + _WITHIN_S
+    parts, size = [], 0
+    while part := answer.read1(_READ_BYTES):
+        parts.append(part)
+        size += len(part)
+        if size > _MOST_BYTES:
+            raise ValueError(f"its answer has more than {_MOST_BYTES >> 20} MiB")
+        if time.monotonic() > until:
+            raise TimeoutError(f"its answer has not come within {_WITHIN_S:g} s")
+    return b"".join(parts)
 
 
 class RunFolder:
@@ -143,7 +196,7 @@ def _sentence(ending: RunEnding | None) -> str:
 def source_of(run: str | None, url: str | None, runs_folder: str) -> OverviewSource:
     """Return the source of overviews of ``url``, else of ``run``, an id or a folder; raise ``UnknownRunError``."""
     if url is not None:
-        if not url.startswith(("http://", "https://")):
+        if not url.startswith(_SCHEMES):
             raise UnknownRunError(f"--url is {url!r}; give the address of a metrics service: http://host:port")
         return MetricsService(url)
     if run is None:
@@ -157,9 +210,9 @@ def source_of(run: str | None, url: str | None, runs_folder: str) -> OverviewSou
 def _service_of(folder: Path) -> MetricsService | None:
     """Return the service that the run's log names, if it responds and serves this run."""
     for log in sorted((folder / "logs").glob("metrics-*.log")):
-        addresses = [line["address"] for line in _json_lines(log) if line.get("message") == "serving"]
-        if addresses:
-            service = MetricsService(addresses[-1])
+        addresses = [line.get("address") for line in _json_lines(log) if line.get("message") == "serving"]
+        if addresses and isinstance(url := addresses[-1], str) and url.startswith(_SCHEMES):
+            service = MetricsService(url)
             try:
                 if service.read().run == folder.resolve().name:
                     return service
@@ -173,7 +226,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     for line in path.read_bytes().splitlines():
         try:
             content = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(content, dict):
             lines.append(content)

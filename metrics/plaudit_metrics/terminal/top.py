@@ -12,6 +12,7 @@ import os
 import select
 import sys
 import termios
+import time
 import tty
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -27,11 +28,13 @@ from rich.text import Text
 from plaudit_metrics.service.answers import REDIS_AWAY
 from plaudit_metrics.statistics.columns import failures_of
 from plaudit_metrics.statistics.stages import STAGES
-from plaudit_metrics.terminal.overview import OverviewSource, RunOverview, UnknownRunError, source_of
-from plaudit_wire.printable import printable
+from plaudit_metrics.terminal.overview import OverviewSource, RunOverview, UnknownRunError, begun, source_of
+from plaudit_wire.errors import described
+from plaudit_wire.printable import printable, shown
 from plaudit_wire.records import OUTCOMES, PAUSE, REDIS, UNKNOWN
 
 _REFUSED = 2
+_LATE_S = 5.0
 _STEPS = 10
 _SAMPLES = 5
 _BAR = 30
@@ -63,29 +66,51 @@ def top(arguments: argparse.Namespace) -> int:
     try:
         source = source_of(arguments.run, arguments.url, arguments.runs_folder)
         overview = source.read()
+        console = Console()
+        view = _view(overview, "", console)
     except UnknownRunError as error:
         sys.stderr.write(printable(str(error)) + "\n")
         return _REFUSED
-    console = Console()
     if console.is_terminal and sys.stdin.isatty():
         _draw(source, overview, console, max(arguments.every, 0.1))
     else:
-        console.print(frame(overview, width=console.width))
+        console.print(view)
     return 0
 
 
 def _draw(source: OverviewSource, overview: RunOverview, console: Console, every_s: float) -> None:
     """Draw until ``q`` or Ctrl-C. While the service does not respond, the last overview stays, with a message."""
-    screen = Live(frame(overview, width=console.width), console=console, screen=True, auto_refresh=False)
+    screen = Live(_view(overview, "", console), console=console, screen=True, auto_refresh=False)
     with contextlib.suppress(KeyboardInterrupt), _single_keys(), screen:
         screen.refresh()
+        reading, begun_s = begun(source.read), time.monotonic()  # keys are answered while a service is slow
         while not _quit_within(every_s):
-            trouble = ""
-            try:
-                overview = source.read()
-            except UnknownRunError as error:
-                trouble = str(error)
-            screen.update(frame(overview, trouble, console.width), refresh=True)
+            waited_s, trouble = time.monotonic() - begun_s, ""
+            if reading.done():
+                try:
+                    read = reading.result()
+                    view = _view(read, "", console)
+                    overview = read
+                except UnknownRunError as error:
+                    trouble = str(error)
+                reading, begun_s = begun(source.read), time.monotonic()
+            elif waited_s > _LATE_S:
+                trouble = f"the service has not responded for {waited_s:.0f} s"
+            else:
+                continue
+            screen.update(_view(overview, trouble, console) if trouble else view, refresh=True)
+
+
+def _view(overview: RunOverview, trouble: str, console: Console) -> RenderableType:
+    """Return ``frame`` for a terminal. Raise ``UnknownRunError`` for what no metrics service sends."""
+    try:
+        view = frame(overview, trouble, console.width)
+        console.render_lines(view)  # rich finds wrong values only when it draws
+    except Exception as error:
+        raise UnknownRunError(
+            f"run {shown(overview.run)} cannot be shown: what was read is not of this version ({described(error)})"
+        ) from error
+    return view
 
 
 @contextlib.contextmanager

@@ -334,6 +334,8 @@ def _sandbox_fusion_score(answer: Any) -> Score:
 # data row; the request has the candidates, each a conversation of messages that consist of blocks.
 
 _TASK_COLUMNS = ("prompt", "data_source", "ground_truth", "reward_model", "extra_info")
+OPEN_REWARD_ROUTE = "/list_environments"
+"""A server of the standard has it."""
 OPEN_REWARD_BLOCKS = ("text", "reasoning", "tool_call", "tool_result")
 """Blocks that messages of candidates may have; an image is refused."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import sys
@@ -117,6 +118,31 @@ async def test_it_follows_a_service_that_is_resumed_on_another_port(
     assert len(output.read_text().splitlines()) == 4
 
 
+@pytest.mark.long
+async def test_scores_of_two_versions_of_a_service_are_never_mixed(
+    start_service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, output = write_samples(tmp_path / "samples.jsonl", 3), tmp_path / "scores.jsonl"
+    (tmp_path / "let-go").touch()
+    async with start_service(SLOW) as service:
+        monkeypatch.setenv("PLAUDIT_REDIS_PASSWORD", service.server.password)
+        command = ["submit", str(samples), "-o", str(output), "--redis", service.server.url, "--run", service.run]
+        assert await asyncio.to_thread(main, command) == 0
+        first = json.loads(output.read_text().splitlines()[0])
+        assert first["version"]
+        earlier = json.dumps({**first, "version": "earlier"}, separators=(",", ":")) + "\n"
+        output.write_text(earlier)
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, command) == 2
+    refused = capsys.readouterr().err
+    assert (
+        "the service's scorers have changed: the samples before were scored by version earlier, sample 2 by" in refused
+    )
+    assert f"--output {output}" in refused
+    assert output.read_text() == earlier
+
+
+REDIS = ["--redis", "redis://127.0.0.1:1/0"]
 REFUSED = [
     (["{folder}/absent.jsonl"], "absent.jsonl cannot be read"),
     (["{folder}/bad.jsonl"], "bad.jsonl:2: Object contains unknown field `answer`. A line is a JSON object with"),
@@ -128,6 +154,13 @@ REFUSED = [
         ["{folder}/good.jsonl", "--redis", "redis://127.0.0.1:1/0", "-o", "{folder}/long.jsonl"],
         "long.jsonl: line 1 is not the score of sample 1 of",
     ),
+    (["{folder}/pipe"], "pipe is no regular file: write the samples to one"),
+    (["{folder}/good.jsonl", "-o", "{folder}/good.jsonl"], "good.jsonl is the input"),
+    (["{folder}/good.jsonl", "-o", "{folder}/linked.jsonl"], "linked.jsonl is the input"),
+    (["{folder}/good.jsonl", "-o", "{folder}/pipe", *REDIS], "pipe cannot be written: File or stream is not seekable"),
+    (["{folder}/good.jsonl", "-o", "{folder}", *REDIS], "cannot be written: Is a directory"),
+    (["{folder}/good.jsonl", "-o", "{folder}/notes", *REDIS], "notes: line 1 is not the score of sample 1. Delete it"),
+    (["{folder}/good.jsonl", "-o", "{folder}/taken", *REDIS], "taken belongs to a command that is under way"),
 ]
 
 
@@ -138,8 +171,16 @@ def test_unusable_arguments_are_refused_with_their_reason(
     write_samples(tmp_path / "good.jsonl", 3)
     write_samples(tmp_path / "long.jsonl", 9)
     (tmp_path / "bad.jsonl").write_text('{"response": "1"}\n{"answer": "1"}\n')
+    (tmp_path / "linked.jsonl").hardlink_to(tmp_path / "good.jsonl")
+    (tmp_path / "notes").write_text('{"id": "mine"}')
+    os.mkfifo(tmp_path / "pipe")
+    taken = (tmp_path / "taken").open("w")
+    fcntl.flock(taken, fcntl.LOCK_EX)
     assert main(["submit", *(argument.format(folder=tmp_path) for argument in arguments)]) == 2
     assert words in capsys.readouterr().err
+    assert (tmp_path / "notes").read_text() == '{"id": "mine"}'
+    assert len((tmp_path / "good.jsonl").read_text().splitlines()) == 3
+    taken.close()
 
 
 @pytest.mark.long

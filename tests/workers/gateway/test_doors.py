@@ -13,6 +13,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plaudit_metrics.service import http_server
 from plaudit_reward.endpoint.shapes import GATEWAY_SHAPES
 from plaudit_wire.messages import decode
 from plaudit_wire.plain import plain_text
@@ -209,7 +210,7 @@ async def test_metrics_need_a_token(start_service: Any, start_gateway: Any) -> N
 async def test_connections_without_a_token_lock_nobody_out(
     start_service: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_module, "_HEAD_WITHIN_S", 0.5)
+    monkeypatch.setattr(http_server, "_HEAD_WITHIN_S", 0.5)
     monkeypatch.setattr(gateway_module, "_MOST_CONNECTIONS", 60)
     monkeypatch.setattr(Strangers, "__init__", partialmethod(Strangers.__init__, most=20))
     async with start_service() as service, start_gateway(service) as gateway, gateway.http() as http:

@@ -97,6 +97,19 @@ async def test_scores_of_two_versions_of_a_service_are_never_mixed(
     assert not output.exists()
 
 
+def test_the_stored_samples_are_no_output(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (stored.parent / "job.yaml").write_text(JOB)
+    (stored.parent / "counted.py").write_text(COUNTED)
+    linked, before = stored.with_name("linked.parquet"), stored.read_bytes()
+    linked.hardlink_to(stored)
+    for output in (stored, linked):
+        assert (
+            main(["rescore", str(stored), "--job", str(stored.parent / "job.yaml"), "-o", str(output)]) == EXIT_REFUSED
+        )
+        assert f"--output {output} is the input {stored}" in capsys.readouterr().err
+    assert stored.read_bytes() == before
+
+
 COUNTED = """
 import pathlib, time
 

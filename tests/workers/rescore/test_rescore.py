@@ -197,6 +197,23 @@ def test_a_file_whose_values_no_scorer_could_read_is_refused(
     assert f"{file}, row 1 is no stored sample" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("column", "value"), [("score", "much"), ("step", "first"), ("step", None), ("outcome", 5), ("outcome", ["a"])]
+)
+def test_a_file_of_other_types_is_refused(
+    job: Any, stored: Any, column: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stored("step-000001-i1.parquet", ("t-0-1.0", 0, "a", 1.0))
+    file = Path(folder) / "step-000001-i1.parquet"
+    table = pyarrow.parquet.read_table(file)
+    place = table.column_names.index(column)
+    pyarrow.parquet.write_table(table.set_column(place, column, pyarrow.array([value])), file)
+    assert main(["rescore", folder, "--job", job(LENGTH)]) == EXIT_REFUSED
+    refused = capsys.readouterr().err
+    assert f"{file}, row 1 is no stored sample" in refused
+    assert f"`$.{column}`" in refused
+
+
 def test_of_many_changes_the_largest_are_kept() -> None:
     sizes = random.Random(1).sample(range(1, 1001), 1000)
     comparison = ScoreComparison(num_changes=3)

@@ -1,4 +1,4 @@
-"""Reward functions get the attributes of an environment's instance that are plain data, up to a bound on their size."""
+"""What an environment gives: attributes that are plain data, up to a bound on their size, and chat messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_workers.agents.environment import MOST_BYTES, public_attributes
+from plaudit_wire.errors import DataError
+from plaudit_workers.agents.environment import MOST_BYTES, Environment, Messages, Observation, answer, public_attributes
+from plaudit_workers.agents.messages import AskEnvironment
 
 TEXTS = st.text(st.characters(codec="utf-8"))
 NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -97,3 +99,50 @@ def test_the_largest_attributes_are_left_out_beyond_the_bound() -> None:
 def test_hostile_instances_cost_their_own_attributes_only() -> None:
     assert public_attributes(Hostile()) == {"kind": "bad"}
     assert public_attributes(NoNames()) == {}
+
+
+class Says(Environment):
+    def __init__(self, messages: Any) -> None:
+        self._messages = messages
+
+    async def reset(self, prompt: Any) -> Messages | None:
+        raise NotImplementedError
+
+    async def step(self, action: str) -> Observation:
+        return Observation(self._messages)
+
+    async def finish(self, completion: Messages) -> float | None:
+        raise NotImplementedError
+
+
+USER = {"role": "user", "content": "a"}
+CALL = {"function": {"name": "f", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        (5, "the environment's observations are 5; give a list of messages"),
+        ([USER, "a"], "the environment's observations[1] is 'a'; give {role: …, content: …}"),
+        ([{"content": "a"}], "the environment's observations[0].role is None; give a text such as user"),
+        ([{"role": 5, "content": "a"}], "observations[0].role is 5; give a text such as user"),
+        ([{"role": "user"}], "observations[0].content is None; give a text, or a list of parts"),
+        ([{"role": "user", "content": 5}], "observations[0].content is 5; give a text, or a list of parts"),
+        ([{"role": "user", "content": ["a"]}], "observations[0].content is ['a']; give a text"),
+        ([{"role": "assistant", "content": None, "tool_calls": [5]}], "observations[0].tool_calls are [5]; give"),
+    ],
+)
+async def test_messages_that_no_template_could_render_are_named(messages: Any, problem: str) -> None:
+    with pytest.raises(DataError) as refused:
+        await answer(Says(messages), AskEnvironment(1, "step"))
+    assert problem in str(refused.value)
+
+
+async def test_messages_of_every_form_pass() -> None:
+    messages = [
+        USER,
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "", "tool_call_id": "1"},
+    ]
+    assert (await answer(Says(messages), AskEnvironment(1, "step"))).messages == messages

@@ -189,6 +189,17 @@ async def test_an_answer_that_cannot_be_used_ends_its_sample(play, number, sessi
     assert reason in body.sample.failure.reason
 
 
+@pytest.mark.parametrize("role", [5, None, "", ["user"], {"a": 1}])
+async def test_a_message_without_a_role_ends_its_sample_by_name(play, role) -> None:
+    async def messages(_: web.Request) -> web.Response:
+        return web.json_response([{"role": role, "blocks": [{"type": "text", "text": "Add."}]}])
+
+    async with served(web.get("/sums/messages", messages), *Sums().routes()) as url:
+        body = await play(url, "Done.", row={"task_spec": {}})
+    assert body.sample.failure.outcome == "data_error"
+    assert f"the environment's messages[1].role is {role!r}; give a text such as user" in body.sample.failure.reason
+
+
 async def test_a_row_without_a_task_is_data_that_cannot_be_played(play) -> None:
     async with served(*Sums().routes()) as url:
         body = await play(url, "Done.", row={"split": "train"})

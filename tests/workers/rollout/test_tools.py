@@ -432,7 +432,7 @@ async def test_the_tools_of_an_mcp_server_are_called_in_a_session_of_each_sample
         texts = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
         assert texts[:2] == ["3, call 1", "7, call 2"]
         assert "refuse" in texts[2]
-        assert texts[3].endswith("InfrastructureError: a line of its output is longer than 4194304 bytes")
+        assert texts[3].endswith(": a line of its output is longer than 4194304 bytes")
         assert texts[4] == "0, call 1"
         assert [c.outcome for turn in body.generation.turns for c in turn.calls] == [
             "ok",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +20,11 @@ import pytest
 
 from plaudit_reward.attempts import Stage
 from plaudit_reward.pipeline import Pipeline
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Sample
 from plaudit_workers.cli import main
 from plaudit_workers.commands.score import StoredReader, scored_in_order
+from plaudit_workers.service.lines import file_entries
 from scripted_scorer import ScriptedScorer
 
 RULE = "{name: rule, kind: rule}"
@@ -120,11 +125,15 @@ def test_standard_input_is_scored_up_to_the_broken_line(
     [
         ("absent.jsonl", "scores.jsonl", "--input absent.jsonl cannot be read: No such file"),
         ("loop.jsonl", "scores.jsonl", "--input loop.jsonl cannot be read: Too many levels of symbolic links"),
-        ("/dev/zero", "scores.jsonl", "/dev/zero has a line above 256 MiB: write one JSON object a line"),
+        ("/dev/zero", "scores.jsonl", "--input /dev/zero is no regular file: write the samples to one"),
+        ("pipe.jsonl", "scores.jsonl", "--input pipe.jsonl is no regular file: write the samples to one"),
         ("empty.parquet", "scores.jsonl", "--input empty.parquet is empty, which no Parquet file is. Write it again"),
         ("cut.parquet", "scores.jsonl", "--input cut.parquet cannot be read: Couldn't deserialize thrift"),
         ("samples.jsonl", "absent/scores.jsonl", "--output absent/scores.jsonl cannot be written"),
         ("samples.jsonl", "samples.jsonl", "--output samples.jsonl is the input"),
+        ("samples.jsonl", "linked.jsonl", "--output linked.jsonl is the input samples.jsonl"),
+        ("samples.jsonl", "job.yaml", "--output job.yaml is the input job.yaml"),
+        ("samples.jsonl", "/dev/full", "plaudit score: /dev/full: No space left on device. Make room"),
     ],
 )
 def test_files_that_cannot_be_used_are_refused(
@@ -139,11 +148,63 @@ def test_files_that_cannot_be_used_are_refused(
     score([gsm8k("4")])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    (tmp_path / "linked.jsonl").hardlink_to("samples.jsonl")
+    os.mkfifo("pipe.jsonl")
     (tmp_path / "empty.parquet").touch()
     (tmp_path / "cut.parquet").write_bytes(b"PAR1" + bytes(92) + b"\x40\0\0\0PAR1")
     assert main(["score", "--job", "job.yaml", "--input", source, "--output", output]) == 2
     assert words in capsys.readouterr().err
     assert (tmp_path / "samples.jsonl").stat().st_size > 0
+    assert (tmp_path / "job.yaml").stat().st_size > 0
+
+
+def test_an_output_that_another_command_writes_is_left_alone(
+    score: Score, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "scores.jsonl"
+    with output.open("w") as file:
+        file.write("{}\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert score([gsm8k("4")])[0] == 2
+    assert "scores.jsonl belongs to a command that is under way" in capsys.readouterr().err
+    assert output.read_text() == "{}\n"
+
+
+def test_a_reader_of_standard_output_without_room_ends_it_in_a_line(score: Score, tmp_path: Path) -> None:
+    score([gsm8k("4")])
+    command = [sys.executable, "-m", "plaudit_workers.cli", "score", "--job", "job.yaml", "--output", "-"]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [*command, "--input", "samples.jsonl"], stdout=full, stderr=subprocess.PIPE, cwd=tmp_path, text=True
+        )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == "plaudit score: standard output: No space left on device. Make room"
+
+
+@pytest.mark.parametrize("change", ["cut", "replaced", "removed"])
+async def test_a_file_that_changes_while_it_is_scored_keeps_the_scores_so_far(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(json.dumps({"response": "x" * 100}) + "\n" for _ in range(5000)))
+    reader = StoredReader("samples.jsonl", None, grouped=False)
+    read = 0
+
+    async def entries() -> Any:
+        for entry in file_entries(path):
+            yield entry
+
+    with (
+        pytest.raises(RefusedError, match=r"samples\.jsonl:\d+: is not JSON") if change != "removed" else nullcontext()
+    ):
+        async for _ in reader.units(entries()):
+            read += 1
+            if read == 1000:
+                {
+                    "cut": lambda: os.truncate(path, 300_007),
+                    "replaced": lambda: path.write_bytes(b"\xff" * 600_000),
+                    "removed": path.unlink,
+                }[change]()
+    assert read >= 1000
 
 
 async def test_a_slow_sample_holds_only_so_many_others() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 
 import pyarrow
 import pyarrow.parquet
@@ -153,6 +154,18 @@ def test_what_is_written_wrongly_is_refused_with_the_remedy(tmp_path, name, cont
     with pytest.raises(RowError) as refused:
         list(checked_rows(tmp_path / name))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("write", [pyarrow.ipc.new_file, pyarrow.ipc.new_stream])
+def test_an_arrow_file_that_is_cut_while_it_is_read_is_refused(tmp_path, write):
+    rows, path = table([row(number, extra_info={"a": "x" * 10_000}) for number in range(200)]), tmp_path / "a.arrow"
+    with write(path, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=10)
+    read = checked_rows(path)
+    next(read)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(RowError, match=r"a\.arrow: (cannot be read|is not an Arrow file)"):
+        list(read)
 
 
 def test_two_columns_of_a_name_are_refused(tmp_path):

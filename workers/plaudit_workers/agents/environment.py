@@ -173,20 +173,51 @@ class Environment(ABC):
 async def answer(environment: Environment, question: AskEnvironment) -> EnvironmentReply:
     """Answer one question of the rollout.
 
-    Raises ``DataError`` for a reward that is not a finite number, ``PlainDataError`` for messages that cannot travel.
+    Raises ``DataError`` for a reward that is not a finite number, and for messages that are none,
+    ``PlainDataError`` for those that cannot travel.
     """
     if question.method == "reset":
         assert question.prompt is not None
-        return EnvironmentReply(question.id, messages=plain(await environment.reset(question.prompt), "messages"))
+        begun = await environment.reset(question.prompt)
+        return EnvironmentReply(question.id, messages=None if begun is None else _chat(begun, "messages"))
     if question.method == "step":
         observation = await environment.step(question.action)
         reward = _number(observation.reward)
-        messages = plain(observation.messages, "observations")
+        messages = _chat(observation.messages, "observations")
         return EnvironmentReply(question.id, messages=messages, reward=reward, done=observation.done)
     reward = _number(await environment.finish(question.completion))
     if reward is None and environment.gives_reward:
         return EnvironmentReply(question.id, "skipped", "the environment gave no reward")
     return EnvironmentReply(question.id, reward=reward)
+
+
+def _chat(value: Any, name: str) -> Messages:
+    """Return chat messages that templates can render: each with a role, and with text or parts as its content."""
+    messages: Any = plain(value, name)
+    if not isinstance(messages, list):
+        raise DataError(f"the environment's {name} are {shown(messages)}; give a list of messages")
+    for place, message in enumerate(messages):
+        where = f"the environment's {name}[{place}]"
+        if not isinstance(message, dict):
+            raise DataError(f"{where} is {shown(message)}; give {{role: …, content: …}}")
+        role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
+        if not isinstance(role, str) or not role:
+            raise DataError(f"{where}.role is {shown(role)}; give a text such as user")
+        if not (isinstance(content, str) or _are_objects(content) or (content is None and calls)):
+            raise DataError(f"{where}.content is {shown(content)}; give a text, or a list of parts")
+        if not (calls is None or _are_calls(calls)):
+            raise DataError(f"{where}.tool_calls are {shown(calls)}; give [{{function: {{name: …, arguments: …}}}}]")
+    return messages
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def _are_calls(value: Any) -> bool:
+    return _are_objects(value) and all(
+        isinstance(call.get("function"), dict) and isinstance(call["function"].get("name"), str) for call in value
+    )
 
 
 def _number(value: Any) -> float | None:
@@ -282,13 +313,13 @@ class SkyRLEnvironment(Environment):
         self._instance = await run_user_code(lambda: self._factory(**accepted))
         given = prompt_messages(prompt)
         returned, _ = await run_user_code(self._instance.init, [dict(message) for message in given])
-        return None if returned == given else [dict(message) for message in returned]
+        changed: Messages | None = None if returned == given else returned
+        return changed
 
     async def step(self, action: str) -> Observation:
         """Take one turn."""
         output: Any = await run_user_code(self._instance.step, action)
-        messages = [dict(message) for message in output["observations"]]
-        return Observation(messages, output["reward"], bool(output["done"]))
+        return Observation(output["observations"], output["reward"], bool(output["done"]))
 
     async def finish(self, completion: Messages) -> float | None:
         """Close the instance; its rewards came with its steps."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import aiohttp
 from yarl import URL
 
-from plaudit_reward.endpoint.shapes import refuse_masked
+from plaudit_reward.endpoint.shapes import OPEN_REWARD_ROUTE, refuse_masked
 from plaudit_reward.http import bounded_body
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
@@ -41,8 +41,6 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _RESET_SHARE = 0.8
 """Of the limit of a call, in which a server that is unreachable or full is asked for a session again."""
-OPEN_REWARD_ROUTE = "/list_environments"
-"""A server of the Open Reward Standard has it."""
 _NO_TOOLS = frozenset({"/seed_session", "/close_session", "/verify", "/aggregate_metrics", "/mcp"})
 _MOST_CHARACTERS_OF_A_PROBLEM = 500
 _MOST_PARTS = 200_000
@@ -428,11 +426,14 @@ def tool_schemas(listed: Any, where: str) -> list[dict[str, Any]]:
 def _tool_text(observation: dict[str, Any]) -> str:
     """Return the result of an MCP tool as the model reads it: its data, or else the text of its content."""
     if error := observation.get("error"):
-        raise ValueError(error["message"])
+        raise ValueError(str(members(error).get("message", error)))
     result = observation.get("result")
     if not isinstance(result, dict) or "content" not in result:
         return to_text(result)
-    text = "\n".join(part["text"] for part in result["content"] if part.get("type") == "text")
+    content = result["content"]
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise DataError(f"the environment sent the content {shown(content)}; it must send a list of objects")
+    text = "\n".join(str(part.get("text")) for part in content if part.get("type") == "text")
     if result.get("is_error"):
         raise ValueError(text)
     data = result.get("data")

@@ -149,7 +149,7 @@ def first_cause(error: BaseException) -> str:
     """Return the text of the first cause in a group of exceptions."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return error_text(error, MOST_CHARACTERS)
+    return str(error) if isinstance(error, ConfigurationError) else error_text(error, MOST_CHARACTERS)
 
 
 def cut_text(text: str) -> str:

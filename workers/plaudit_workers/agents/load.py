@@ -218,7 +218,8 @@ def _load_class(source: EnvironmentClass) -> Environment | VerlAgentLoop:
 def _load_server(source: EnvironmentServer) -> Environment:
     """Ask a server for its routes and actions."""
     # They need aiohttp, which most agents do without: its import is a third of the template's start.
-    from plaudit_workers.agents.environment_servers import OPEN_REWARD_ROUTE, OpenEnvServer, ResourcesServer, routes_of
+    from plaudit_reward.endpoint.shapes import OPEN_REWARD_ROUTE
+    from plaudit_workers.agents.environment_servers import OpenEnvServer, ResourcesServer, routes_of
     from plaudit_workers.agents.open_reward import OpenRewardServer
 
     routes = routes_of(source)

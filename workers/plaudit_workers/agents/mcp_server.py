@@ -9,17 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
+from plaudit_wire.frames import signal_name
+from plaudit_wire.plain import PlainDataError, json_value, mended_json
+from plaudit_wire.printable import shown
 from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, first_cause, function_schema, in_fork
 from plaudit_workers.agents.messages import McpServer, Tool
 
 _LIST_WITHIN_S = 60.0
 _END_WITHIN_S = 2.0
+_STATUS_WITHIN_S = 0.5
+_MOST_TOOLS = 4096
+_SHOWN_BYTES = 200
 
 
 def load_mcp_tools(source: McpServer) -> list[LoadedTool]:
@@ -28,6 +35,9 @@ def load_mcp_tools(source: McpServer) -> list[LoadedTool]:
     import mcp.client.stdio
     import mcp.client.streamable_http  # noqa: F401
 
+    # The client logs a server's faults with tracebacks; those that matter end a call by name.
+    for logger in ("mcp", "client"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     session = _McpSession(source)
     return [session.tool(Tool.of(schema, source.timeout_s)) for schema in _listed(source)]
 
@@ -42,9 +52,37 @@ def _listed(source: McpServer) -> list[dict[str, Any]]:
 
 
 async def _list(source: McpServer) -> list[dict[str, Any]]:
-    async with asyncio.timeout(_LIST_WITHIN_S), _client(source) as client:
-        listed = await client.list_tools()
-    return [function_schema(tool.name, tool.description or "", tool.input_schema or {}) for tool in listed.tools]
+    try:
+        async with asyncio.timeout(_LIST_WITHIN_S), _client(source, []) as client:
+            tools = await _all_tools(client)
+    except TimeoutError:
+        raise ConfigurationError(f"it did not list its tools within {_LIST_WITHIN_S:g} s") from None
+    return [function_schema(tool.name, tool.description or "", tool.input_schema or {}) for tool in tools]
+
+
+async def _all_tools(client: Any) -> list[Any]:
+    """Return the tools of all pages."""
+    from pydantic import ValidationError
+
+    tools: list[Any] = []
+    cursor: str | None = None
+    while True:
+        try:
+            page = await client.list_tools(cursor=cursor)
+        except ValidationError as error:
+            raise ConfigurationError(f"it sent no list of tools: {_problem(error)}") from None
+        tools += page.tools
+        cursor = page.next_cursor
+        if not cursor:
+            return tools
+        if len(tools) > _MOST_TOOLS or not page.tools:
+            raise ConfigurationError(f"its list of tools has no end: {len(tools)} tools so far")
+
+
+def _problem(error: Any) -> str:
+    """Return the first of pydantic's errors as one line."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, it is {shown(first['input'])}"
 
 
 class _McpSession:
@@ -58,6 +96,8 @@ class _McpSession:
         self._server = server
         self._opened: asyncio.Future[Any] | None = None
         self._holding: asyncio.Task[None] | None = None
+        self._reasons: list[str] = []
+        """Why the session ends, from the moment on that it does."""
 
     def tool(self, description: Tool) -> LoadedTool:
         """Return a tool of the server, called in this session."""
@@ -74,31 +114,38 @@ class _McpSession:
     async def _call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Return the result of a tool."""
         from mcp import MCPError
+        from pydantic import ValidationError
 
         if self._opened is None or self._holding is None:
             self._opened = asyncio.get_running_loop().create_future()
             # The client's context belongs to one task for as long as the session lives.
-            self._holding = asyncio.get_running_loop().create_task(self._hold(self._opened))
-        holding, calling = self._holding, asyncio.ensure_future(_call(self._opened, name, arguments))
+            self._reasons = []
+            self._holding = asyncio.get_running_loop().create_task(self._hold(self._opened, self._reasons))
+            self._holding.add_done_callback(lambda held: held.cancelled() or held.exception())  # nobody may ask for it
+        holding, reasons = self._holding, self._reasons
+        calling = asyncio.ensure_future(_call(self._opened, name, arguments))
         await asyncio.wait({holding, calling}, return_when=asyncio.FIRST_COMPLETED)
-        if not holding.done():
+        if calling.done() and not calling.cancelled():
             try:
                 return calling.result()
+            except ValidationError as error:
+                raise ValueError(f"MCP server {_address(self._server)} sent no result: {_problem(error)}") from None
             except MCPError as error:
                 if not _ended_by(error):
                     raise
-                holding.cancel()
-                await asyncio.wait({holding})
+                if not reasons:  # else it ends by itself, and cleans up after a process first
+                    holding.cancel()
+                    await asyncio.wait({holding})
         calling.cancel()
         await asyncio.wait({calling})
         if self._holding is holding:
             self._opened = self._holding = None
-        cause = None if holding.cancelled() else holding.exception()
+        cause = holding.exception() if holding.done() and not holding.cancelled() else None
         reason = first_cause(cause) if cause is not None else "it ended the session"
-        raise InfrastructureError(f"MCP server {_address(self._server)}: {reason}")
+        raise InfrastructureError(f"MCP server {_address(self._server)}: {reasons[0] if reasons else reason}")
 
-    async def _hold(self, opened: asyncio.Future[Any]) -> None:
-        async with _client(self._server) as client:
+    async def _hold(self, opened: asyncio.Future[Any], reasons: list[str]) -> None:
+        async with _client(self._server, reasons) as client:
             opened.set_result(client)
             await asyncio.Event().wait()
 
@@ -135,12 +182,13 @@ def _block_text(block: Any) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _client(server: McpServer) -> AsyncIterator[Any]:
+async def _client(server: McpServer, reasons: list[str]) -> AsyncIterator[Any]:
+    """Open a session; when it ends by itself, ``reasons`` gets the reason before its calls fail."""
     from mcp import Client
     from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
     if not server.url:
-        async with Client(_started(server.command)) as client:
+        async with Client(_started(server.command, reasons)) as client:
             yield client
         return
     async with (
@@ -152,18 +200,26 @@ async def _client(server: McpServer) -> AsyncIterator[Any]:
 
 
 @contextlib.asynccontextmanager
-async def _started(command: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
+async def _started(command: Sequence[str], reasons: list[str]) -> AsyncIterator[tuple[Any, Any]]:
     """Start a server and exchange lines with it, as ``mcp.client.stdio`` does, which holds a line of any length."""
     import anyio
     from mcp.client.stdio import get_default_environment
 
     received, read = anyio.create_memory_object_stream[Any](0)
     write, sent = anyio.create_memory_object_stream[Any](0)
+
+    async def noting(work: Callable[[Any, Any], Awaitable[None]], stream: Any) -> None:
+        try:
+            await work(process, stream)
+        except InfrastructureError as error:
+            reasons.append(str(error))
+            raise
+
     process = await anyio.open_process(command, env=get_default_environment(), stderr=None, start_new_session=True)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_read_lines, process.stdout, received)
-            tasks.start_soon(_write_lines, sent, process.stdin)
+            tasks.start_soon(noting, _read_lines, received)
+            tasks.start_soon(noting, _write_lines, sent)
             yield read, write
             tasks.cancel_scope.cancel()
     finally:
@@ -177,8 +233,12 @@ async def _started(command: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
             await process.aclose()
 
 
-async def _read_lines(output: Any, received: Any) -> None:
-    """Read the server's messages; raise ``InfrastructureError`` at a line that is too long to be held."""
+async def _read_lines(process: Any, received: Any) -> None:
+    """Read the server's messages.
+
+    Raise ``InfrastructureError`` at a line that is too long to be held, at an answer that is no message, which nobody
+    could wait for, and when there are no more. Other lines, such as what a server prints, are left out.
+    """
     import anyio
     from anyio.streams.buffered import BufferedByteReceiveStream
     from mcp.shared.message import SessionMessage
@@ -186,7 +246,7 @@ async def _read_lines(output: Any, received: Any) -> None:
 
     from plaudit_reward.http import MAX_RESPONSE_BYTES
 
-    lines = BufferedByteReceiveStream(output)
+    lines = BufferedByteReceiveStream(process.stdout)
     with received, contextlib.suppress(anyio.BrokenResourceError):  # the session has ended
         while True:
             try:
@@ -194,24 +254,48 @@ async def _read_lines(output: Any, received: Any) -> None:
             except anyio.DelimiterNotFound as error:
                 raise InfrastructureError(f"a line of its output is longer than {MAX_RESPONSE_BYTES} bytes") from error
             except (anyio.IncompleteRead, OSError):
-                return
+                raise await _gone(process, "it closed its standard output") from None
             try:
-                message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-            except ValueError as error:  # for the session, which answers for it
-                await received.send(error)
+                message = SessionMessage(jsonrpc_message_adapter.validate_json(mended_json(line), by_name=False))
+            except ValueError:
+                if _is_answer(line):
+                    said = shown(line[:_SHOWN_BYTES].decode(errors="replace"))
+                    raise InfrastructureError(f"it sent an answer that is no message of MCP: {said}") from None
             else:
                 await received.send(message)
 
 
-async def _write_lines(sent: Any, standard_input: Any) -> None:
+def _is_answer(line: bytes) -> bool:
+    """Return True if a line was meant as an answer of JSON-RPC, and not as a notification or for a person."""
+    if b'"jsonrpc"' not in line:
+        return False
+    try:
+        value = json_value(line)
+    except PlainDataError:
+        return line.lstrip().startswith(b"{")
+    return isinstance(value, dict) and "method" not in value
+
+
+async def _gone(process: Any, otherwise: str) -> InfrastructureError:
+    """Return an error that says how a server's process ended, or ``otherwise`` if it goes on."""
+    import anyio
+
+    with anyio.move_on_after(_STATUS_WITHIN_S):
+        status = await process.wait()
+        how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+        return InfrastructureError(f"its process {how}")
+    return InfrastructureError(otherwise)
+
+
+async def _write_lines(process: Any, sent: Any) -> None:
     import anyio
 
     try:
         async for message in sent:
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            await standard_input.send(f"{line}\n".encode())
-    except (anyio.BrokenResourceError, OSError) as error:
-        raise InfrastructureError("it no longer reads its standard input") from error
+            await process.stdin.send(f"{line}\n".encode())
+    except (anyio.BrokenResourceError, OSError):
+        raise await _gone(process, "it no longer reads its standard input") from None
 
 
 async def _bound(response: Any) -> None:

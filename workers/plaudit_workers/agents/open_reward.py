@@ -20,14 +20,13 @@ from urllib.parse import quote
 
 import aiohttp
 
-from plaudit_reward.endpoint.shapes import open_reward_chat, open_reward_text
+from plaudit_reward.endpoint.shapes import OPEN_REWARD_ROUTE, open_reward_chat, open_reward_text
 from plaudit_reward.http import MAX_RESPONSE_BYTES, ConnectionLostError, bounded_body, bounded_parts
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, ScoringError
 from plaudit_wire.messages import Prompt
 from plaudit_wire.printable import shown
 from plaudit_workers.agents.environment import Environment, Messages
 from plaudit_workers.agents.environment_servers import (
-    OPEN_REWARD_ROUTE,
     ask_in_fork,
     begin_session,
     checked_json,

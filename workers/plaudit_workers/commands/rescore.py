@@ -43,7 +43,7 @@ from plaudit_workers.commands.rescore_rows import (
 )
 from plaudit_workers.commands.samples import sample_files, samples_path
 from plaudit_workers.commands.trial import show_logs
-from plaudit_workers.files import whole_file
+from plaudit_workers.files import refuse_inputs, whole_file
 from plaudit_workers.launch.preflight import RunLock
 from plaudit_workers.process import EXIT_DONE
 
@@ -64,6 +64,8 @@ def rescore(arguments: argparse.Namespace) -> int:
     else:
         opening = scorers_of_job(load_job(arguments.job), run_folder)
     files = sample_files(samples)
+    if arguments.output is not None:
+        refuse_inputs(arguments.output, files)
     comparison, failures, audits = ScoreComparison(arguments.changes), FailureCounts(), AuditComparison(run_folder)
     show_logs()
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import uuid
 from collections import deque
@@ -31,6 +30,7 @@ from plaudit_wire.plain import plain
 from plaudit_wire.records import Outcome, Sample, ScorerRecord, ScoringRecord
 from plaudit_workers.commands.score import scored_in_order
 from plaudit_workers.data_files import parquet_rows
+from plaudit_workers.files import lock_output
 from plaudit_workers.process import model_servers
 from plaudit_workers.service.build import BuildContext, build_pipeline, scoring_version
 from plaudit_workers.service.client import ServiceError
@@ -48,6 +48,12 @@ class StoredSample(NamedTuple):
     score: float | None
 
 
+class _Earlier(msgspec.Struct):
+    step: int
+    outcome: str | None
+    score: float | None
+
+
 def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
     """Yield the samples of one group after the other, without those that were never generated."""
     rows = (stored for file in files for stored in _stored(file))
@@ -60,6 +66,7 @@ def _stored(file: Path) -> Iterator[StoredSample]:
         if row["response"] is None:
             continue
         try:
+            earlier = msgspec.convert({name: row[name] for name in _Earlier.__struct_fields__}, _Earlier)
             sample = scorer_input(row)
             judged = {name: plain(getattr(sample, name), name) for name in _FROM_JSON}
             # A file that another program wrote may hold values of any type: no child process could read them.
@@ -68,7 +75,7 @@ def _stored(file: Path) -> Iterator[StoredSample]:
             raise RefusedError(
                 f"{file}, row {number} is no stored sample ({described(error)}). Give the samples folder of a run"
             ) from error
-        yield StoredSample(row["step"], sample, row["outcome"] or "given_up", row["score"])
+        yield StoredSample(earlier.step, sample, earlier.outcome or "given_up", earlier.score)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -120,7 +127,7 @@ class Progress:
             except OSError as error:
                 raise RefusedError(f"--output {output}: {self._path} cannot be written: {error.strerror}") from error
             try:
-                self._lock(self._path)
+                lock_output(self._file, self._path)
                 self._read_head(self._path)
             except RefusedError:
                 self._file.close()
@@ -163,16 +170,6 @@ class Progress:
         if self._path is not None:
             self._file.write(msgspec.json.encode(_Line(name, scorings)) + b"\n")
             self._file.flush()
-
-    def _lock(self, path: Path) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError(
-                f"{path} belongs to a rescore that is under way. Wait for it, or name another --output"
-            ) from None
-        except OSError:  # a volume without locks
-            return
 
     def _check_version(self, scorings: list[ScoringRecord]) -> None:
         for scoring in scorings:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import time
 from collections import Counter, deque
@@ -30,6 +29,7 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.data_files import whole_line
+from plaudit_workers.files import lock_output, refuse_inputs
 from plaudit_workers.job_start import has_group_scorers
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.service.build import build_pipeline
@@ -55,8 +55,8 @@ def score(arguments: argparse.Namespace) -> int:
     """Run the command."""
     reward = load_job(arguments.job).spec.reward
     source, target = arguments.input, arguments.output
-    if _STANDARD not in (source, target) and os.path.realpath(target) == os.path.realpath(source):
-        raise RefusedError(f"--output {target} is the input: name another file, writing would destroy the samples")
+    if target != _STANDARD:
+        refuse_inputs(target, [arguments.job, source])
     if source != _STANDARD:
         _reader(source, reward).check(file_entries(source, "--input"))
     show_logs()
@@ -154,10 +154,13 @@ def _output(path: Path) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         return
     try:
-        file = path.open("wb")
+        file = path.open("ab")
     except OSError as error:
         raise RefusedError(f"--output {path} cannot be written: {error.strerror}. Correct the path") from error
     with file:
+        lock_output(file, path)
+        if path.is_file():
+            file.truncate(0)
         yield file
 
 

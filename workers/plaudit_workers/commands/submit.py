@@ -24,6 +24,7 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import Outcome
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.commands.score import OfflineProgress
+from plaudit_workers.files import lock_output, refuse_inputs
 from plaudit_workers.launch.transport import SERVICE_FILE
 from plaudit_workers.process import EXIT_DONE, redis_from
 from plaudit_workers.service.client import Result, RewardClient, ServiceError
@@ -45,6 +46,8 @@ class _Line(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
 
 def submit(arguments: argparse.Namespace) -> int:
     """Run the command."""
+    if arguments.output is not None:
+        refuse_inputs(arguments.output, [arguments.samples])
     samples = list(read_samples(arguments.samples))
     service = None if arguments.url else _service(arguments)
     with _Output(arguments.output, samples, arguments.samples) as output:
@@ -58,7 +61,7 @@ def submit(arguments: argparse.Namespace) -> int:
 
 async def _score_on(service: FoundService, arguments: argparse.Namespace, output: _Output) -> None:
     """Score the samples; when ``plaudit run --resume`` starts the service elsewhere, continue there."""
-    session = arguments.session or _session_of(arguments)
+    session = arguments.session or output.session
     while True:
         scoring = asyncio.create_task(_score(output, service, session, arguments))
         moving = asyncio.create_task(_moved(service, arguments))
@@ -118,6 +121,7 @@ def _over_http(result: plaudit_client.Result) -> Result:
         outcome=cast(Outcome, result.outcome),
         reason=result.reason,
         scorers=scorers,
+        version=result.version,
         seconds=result.seconds,
     )
 
@@ -132,14 +136,24 @@ class _Output:
         self._samples = samples
         self._source = source
         self._digests = [_digest(msgspec.json.encode(sample)) for sample in samples]
+        self._scored_by = ""
+        """Version of the service's scoring; empty until a result carries one."""
         self.progress = OfflineProgress()
         self.written = 0
+
+    @property
+    def session(self) -> str:
+        """Return a name for these samples and this output; empty for standard output, which cannot be resumed."""
+        if self._path is None:
+            return ""
+        return f"submit-{_digest(' '.join([*self._digests, os.path.realpath(self._path)]).encode())}"
 
     def __enter__(self) -> _Output:
         if self._path is None:
             self.progress = OfflineProgress(len(self._samples))
             return self
         try:
+            lock_output(self._file, self._path)
             self.written = self._complete_lines()
         except BaseException:
             self._file.close()
@@ -164,12 +178,14 @@ class _Output:
         done = [self._held.pop(number).id for number in list(self._held) if number < self.written]
         while self.written in self._held:
             number, one = self.written, self._held.pop(self.written)
+            self._check_version(number, one.version)
             line = _Line(
                 id=self._samples[number].id,
                 score=one.score,
                 outcome=one.outcome,
                 reason=one.reason,
                 scorers=one.scorers,
+                version=one.version,
                 digest=self._digests[number],
             )
             self._file.write(msgspec.json.encode(line) + b"\n")
@@ -184,6 +200,9 @@ class _Output:
         num_lines, end = 0, 0
         for line in self._file:
             if not line.endswith(b"\n"):
+                begins = self._beginning(num_lines)
+                if not (line.startswith(begins) or begins.startswith(line)):
+                    raise self._refused(f"line {num_lines + 1} is not the score of sample {num_lines + 1}")
                 break
             self._check(num_lines, line)
             num_lines, end = num_lines + 1, end + len(line)
@@ -191,18 +210,38 @@ class _Output:
         self._file.truncate()
         return num_lines
 
+    def _beginning(self, number: int) -> bytes:
+        """Return how the line of a sample begins, for one that a kill may have cut anywhere."""
+        own = self._samples[number].id if number < len(self._samples) else ""
+        return b'{"id":%s,"score":' % msgspec.json.encode(own) if own else b'{"score":'
+
     def _check(self, number: int, line: bytes) -> None:
         if number >= len(self._samples):
             problem = f"has more lines than the {len(self._samples):,} samples of {self._source}"
         else:
             try:
-                digest = msgspec.json.decode(line, type=_Line).digest
-            except msgspec.DecodeError:
-                digest = ""
-            if digest == self._digests[number]:
-                return
+                written = msgspec.json.decode(line, type=_Line)
+                if written.digest == self._digests[number]:
+                    self._check_version(number, written.version)
+                    return
+            except (msgspec.DecodeError, RecursionError):
+                pass
             problem = f"line {number + 1} is not the score of sample {number + 1} of {self._source}, which has changed"
-        raise RefusedError(f"--output {self._path}: {problem}. Delete it to score all samples, or name another file")
+        raise self._refused(problem)
+
+    def _check_version(self, number: int, version: str) -> None:
+        """Raise ``RefusedError`` where the service scores otherwise than before: nobody could compare the scores."""
+        if self._scored_by and version not in ("", self._scored_by):
+            raise self._refused(
+                f"the service's scorers have changed: the samples before were scored by version {self._scored_by}, "
+                f"sample {number + 1} by {version}"
+            )
+        self._scored_by = self._scored_by or version
+
+    def _refused(self, problem: str) -> RefusedError:
+        if self._path is None:
+            return RefusedError(f"{problem}. Start again")
+        return RefusedError(f"--output {self._path}: {problem}. Delete it to score all samples, or name another file")
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -210,14 +249,7 @@ def _opened(path: Path) -> BinaryIO:
         path.touch()
         return path.open("r+b")
     except OSError as error:
-        raise RefusedError(f"--output {path} cannot be written: {error.strerror}") from error
-
-
-def _session_of(arguments: argparse.Namespace) -> str:
-    """Return a name for these samples and this output; empty for standard output, which cannot be resumed."""
-    if arguments.output is None:
-        return ""
-    return f"submit-{_digest(arguments.samples.read_bytes() + os.path.realpath(arguments.output).encode())}"
+        raise RefusedError(f"--output {path} cannot be written: {error.strerror or error}") from error
 
 
 def _digest(data: bytes) -> str:

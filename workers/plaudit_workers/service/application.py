@@ -40,6 +40,7 @@ from plaudit_reward.endpoint.shapes import (
     CALLER_HEADER,
     GATEWAY_SHAPES,
     OPEN_REWARD_BLOCKS,
+    OPEN_REWARD_ROUTE,
     GatewayResult,
     GatewayShape,
     open_reward_answer,
@@ -367,7 +368,7 @@ class Application:
     def _open_reward_routes(self) -> Iterator[Route]:
         """Yield the routes of the standard's client; those of the environment with its name, and without it."""
         sessions, name = self._open_reward, self._description.job.metadata.name
-        yield Route("/list_environments", self._endpoint(_constant([name])))
+        yield Route(OPEN_REWARD_ROUTE, self._endpoint(_constant([name])))
         for path, handler in {
             "/create_session": _create_session,
             "/create": self._create,

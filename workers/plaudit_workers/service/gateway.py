@@ -55,8 +55,6 @@ _LATEST_S = _KEEP_ALIVE_S + 15
 """A gateway that leaves stays until no call has come for ``_QUIET_S`` and no connection is left, and for ``_LATEST_S``
 longer at most: on a busy node what sends calls here learns late."""
 _LOOK_S = 0.05
-_HEAD_WITHIN_S = 10.0
-"""A request's line and headers, from the connection or from their first byte on."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +268,7 @@ def _address(connection: Any) -> str:
 
 
 class _Bounded(asyncio.Protocol):
-    """Bound what may come before a token: uvicorn waits without a limit for the end of a request's headers.
+    """Bound how many connections have not brought a token yet.
 
     At the end a connection that has brought no call yet stays open for the moment: its first one is on the way.
 
@@ -278,50 +276,25 @@ class _Bounded(asyncio.Protocol):
     """
 
     strangers: Strangers
-    transport: Any
-    loop: Any
     cycle: Any
     """The newest request; None before the first."""
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
         state = {**app_state, RECOGNISED: lambda: self.strangers.remove(self)}
         super().__init__(config, server_state, state, _loop)  # type: ignore[call-arg]
-        self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.strangers.add(self)
-        self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_has_come()
         self.strangers.remove(self)
         super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._is_idle:
-            self._head_has_come()
-            return
-        if self._late is None:
-            self._await_head()
 
     def shutdown(self) -> None:
         """Close an idle connection, and any other after its response, but not a new one."""
         if self.cycle is not None:
             super().shutdown()  # type: ignore[misc]
-
-    @property
-    def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    def _await_head(self) -> None:
-        self._late = self.loop.call_later(_HEAD_WITHIN_S, self.transport.close)
-
-    def _head_has_come(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
 
 
 def listen(own: GatewaySettings) -> socket.socket:

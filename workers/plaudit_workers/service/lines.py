@@ -167,6 +167,9 @@ _GENERATED = "responses"
 
 def file_entries(path: Path, option: str = "") -> Iterator[Numbered]:
     """Yield the lines or rows of a file, from 1 on; Parquet is recognised by its content."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # it may give its content once, or never end
+        remedy = "write the samples to one, or pipe them to 'plaudit score --input -'"
+        raise RefusedError(f"{option} {path} is no regular file: {remedy}".strip())
     try:
         with path.open("rb") as file:
             begins = file.read(len(_PARQUET_MAGIC))

@@ -395,8 +395,9 @@ class EndpointServer:
         if session is None:
             return _unauthorized()
         try:
-            chat = await session.read(await _body(request))
-            completion = await _unless_disconnected(request, session.complete(chat))
+            async with session.room(_most_bytes(request)):
+                chat = await session.read(await _body(request))
+                completion = await _unless_disconnected(request, session.complete(chat))
         except RequestError as error:
             session.refusal = str(error)
             return _error(400, str(error), param=error.param, code=error.code)
@@ -465,6 +466,12 @@ class _Entrance(asyncio.Protocol):
         protocol = made(config=self._config, server_state=state, app_state={})
         cast(asyncio.Transport, transport).set_protocol(protocol)
         protocol.connection_made(transport)
+
+
+def _most_bytes(request: Request) -> int:
+    """Return how large a request's body can be before it is refused."""
+    said = request.headers.get("content-length", "")
+    return min(int(said), _MOST_BYTES) if said.isdecimal() else _MOST_BYTES
 
 
 async def _body(request: Request) -> bytes:

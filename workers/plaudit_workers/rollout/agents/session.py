@@ -11,7 +11,8 @@ import asyncio
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -37,6 +38,8 @@ _MOST_KEPT = 64
 _MOST_REFUSED = 16
 """Requests beyond a limit after which the program is killed."""
 _LARGE_BYTES = 64 << 10
+_BODIES_AT_ONCE_BYTES = 16 << 20
+"""Of one sample's requests in work: the rollout holds a body, and several times as much of what was read from it."""
 _TOO_LONG = "context_length_exceeded"
 _USED = ("messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options")
 _WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "extra_body")
@@ -101,6 +104,22 @@ class EndpointSession:
         self._num_refused = 0
         self._num_calls = 0
         self._generations: set[asyncio.Task[FinishedSample]] = set()
+        self._body_bytes = 0
+        self._answered = asyncio.Event()
+        self._closed = False
+
+    @asynccontextmanager
+    async def room(self, num_bytes: int) -> AsyncIterator[None]:
+        """Hold room for a body from its reading to its answer; wait while those of other requests take it."""
+        while self._body_bytes + num_bytes > _BODIES_AT_ONCE_BYTES:
+            self._answered.clear()
+            await self._answered.wait()
+        self._body_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._body_bytes -= num_bytes
+            self._answered.set()
 
     async def read(self, body: bytes) -> ChatRequest:
         """Parse a request as ``parse_request`` does, without holding up other samples."""
@@ -133,7 +152,8 @@ class EndpointSession:
         return len(self._turns)
 
     def close(self) -> None:
-        """End all requests that are being answered."""
+        """End all requests that are being answered, and answer no further one."""
+        self._closed = True
         for generation in self._generations:
             generation.cancel()
         if self.failed.done():
@@ -200,6 +220,8 @@ class EndpointSession:
         return RequestError(message, "messages", code)
 
     async def _generated(self, ids: list[int], limit: int, request: ChatRequest) -> FinishedSample:
+        if self._closed:  # while the request was read
+            raise RequestError("the sample has ended")
         chat = Chat(request.messages, request.tools if request.calls_allowed else ())
         generation = asyncio.ensure_future(self._generate(ids, limit, request.stop, chat))
         self._generations.add(generation)

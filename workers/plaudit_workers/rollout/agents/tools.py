@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal, Self, TypeVar
 
 from plaudit_job.spec.rollout import AgentSpec
+from plaudit_wire.errors import described
 from plaudit_wire.messages import Prompt
 from plaudit_wire.printable import shown
 from plaudit_wire.records import AgentReward, CallOutcome, CallRecord
@@ -553,7 +554,12 @@ class _Episode(Conversation):
     def _begin(self, messages: list[dict[str, Any]]) -> None:
         """Replace the prompt by the one that the environment wrote."""
         template = self._agent.template
-        self._prompt_ids = template.encode(template.render(messages, generate=True))
+        try:
+            text = template.render(messages, generate=True)
+        except Exception as error:  # a template is a program: it raises several kinds
+            problem = f"the chat template refuses the environment's messages: {described(error)}"
+            raise AgentError(f"the environment cannot be reset: {problem}", "data_error") from error
+        self._prompt_ids = template.encode(text)
         self.trajectory.prompt_ids, self.trajectory.prompt_messages = list(self._prompt_ids), messages
 
     async def _act(self) -> None:
