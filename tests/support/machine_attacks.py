@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 TEST = """
 if [ "$(cat /app/answer 2>/dev/null)" = 42 ]; then reward=1; else reward=0; fi
 python3 -c 'import json, random; assert random.random() < 1' || reward=0.5
@@ -97,6 +99,15 @@ STOPS_ALL = (
     "done' >/dev/null 2>&1 &"
 )
 """Stop every other process of the machine, over and over."""
+_LOOPS = (
+    "import os\nwhile True:\n  for p in os.listdir('/proc'):\n    try: p.isdigit() and int(p) not in (1, os.getpid()) "
+    "and os.kill(int(p), 9)\n    except OSError: pass",
+    "import os, time\nwhile True:\n  try: os.fork() or time.sleep(999)\n  except OSError: time.sleep(0.001)",
+    "import os\nwhile True:\n  if not os.fork():\n    held = []\n    while True: held.append(bytearray(1 << 18))\n"
+    "  os.wait()",
+)
+DENIALS = [f"nohup setsid python3 -c {shlex.quote(each)} >/dev/null 2>&1 & sleep 1" for each in _LOOPS]
+"""End every other process, or leave no room for one, so that no command can be started."""
 TAKEN_OVER = (
     "nohup setsid python3 -c 'import ctypes, time; print(ctypes.CDLL(None).ptrace(16, 1, 0, 0), flush=True); "
     "time.sleep(1000)' > /tmp/traced 2>&1 & sleep 1; cat /tmp/traced"
