@@ -80,6 +80,8 @@ PROGRAM_ATTACKS = [
     "rm /etc/group; ln -s /dev/zero /etc/group",
 ]
 """Those that need root and writable programs, as in a container."""
+NO_START = "rm -f /bin/sh /usr/bin/sh; while :; do :; done"
+"""After this a container does not start again; the command itself ends at its limit of time."""
 POD_ATTACKS = [
     "echo forged > /opt/tools/bin/cat; cp /bin/true /opt/tools/bin/python3",
     "printf '#!/bin/sh\\necho 42\\n' > /app/cat; chmod +x /app/cat; rm -rf /opt/tools/bin; ln -s /app /opt/tools/bin",
