@@ -267,9 +267,9 @@ def unanswered(cluster: PodCluster, name: str, error: InfrastructureError) -> In
     """
     pod = cluster.read(name)
     raise_if_lost(name, pod)
-    is_well = _has_witness(cluster, pod) and not _answers(cluster, name)
+    is_alone = _has_witness(cluster, pod) and not _answers(cluster, name)
     raise_if_lost(name, cluster.read(name))
-    if not is_well:
+    if not is_alone:
         return error
     return UnusableMachineError(f"no process can be started in the pod {name}, and others of its node start them")
 

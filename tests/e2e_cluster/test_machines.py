@@ -20,12 +20,15 @@ from typing import Any
 
 import agent_sandbox
 import machine_image
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 from pod_processes import main_process
 from real_cluster import Cluster
 
 from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, DENIALS, POD_ATTACKS, SEPARATE_TEST, STOPS_ALL, TAKEN_OVER, TEST
-from plaudit_job.tasks import read_task
+from plaudit_job.tasks import Task, read_task
+from plaudit_metrics.sources.sample_schema import COLUMNS
 from plaudit_reward.machines import KEPT
 from plaudit_reward.pod_provider import NAMESPACE_VARIABLE, RUN_LABEL, PodProvider
 from plaudit_reward.providers import MachineChoice
@@ -383,6 +386,35 @@ for text in sys.stdin:
 """Keeps a machine in one process after the other, each of which is killed at the line of it that the input names."""
 
 
+RESCORES = f"""
+apiVersion: plaudit.dev/v1alpha1
+kind: RLJob
+metadata: {{name: keeps}}
+spec:
+  model: {{source: model}}
+  data: {{train: {{tasks: /tasks}}}}
+  algorithm: {{steps: 1}}
+  trainer: {{}}
+  rollout: {{agent: {{kind: tools, tools: [{{sandbox: bash}}], toolParser: hermes}}}}
+  sandboxes: {{provider: pods, image: "{IMAGE}", memory: 128Mi, disk: 32Mi, keep: all}}
+  reward: {{scorers: [{{name: tests, kind: verifier, timeoutSeconds: 300}}]}}
+"""
+
+
+def rescored(run: Path, task: Task) -> list[dict[str, Any]]:
+    """Return what ``plaudit rescore`` writes of two samples of a run, the first of which had a machine."""
+    about = {"step": 1, "split": "train", "group": "g", "data_source": "", "prompt": "", "ground_truth_json": "null"}
+    extra = json.dumps({"task": str(task.folder), "digest": "of the run"})
+    about |= {"extra_info_json": extra, "response": "done", "outcome": "scored", "score": 1.0}
+    (run / "samples").mkdir(exist_ok=True)
+    table = pyarrow.Table.from_pylist([about | {"index": index} for index in range(2)], schema=pyarrow.schema(COLUMNS))
+    parquet.write_table(table, run / "samples" / "step-000001-i1.parquet")
+    (run / "keeps.yaml").write_text(RESCORES)
+    output = run / "again.jsonl"
+    assert main(["rescore", str(run), "--job", str(run / "keeps.yaml"), "-o", str(output)]) == 0
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
 def test_a_broker_that_is_killed_while_it_keeps_a_machine_leaves_all_of_it_or_nothing(
     pods: PodCluster, tmp_path: Path
 ) -> None:
@@ -411,8 +443,12 @@ def test_a_broker_that_is_killed_while_it_keeps_a_machine_leaves_all_of_it_or_no
         assert line > 10
     finally:
         provider.remove(folder)
-    kept = provider.find(to, task)
-    assert asyncio.run(kept.verify(task, timeout_s=300.0, environment={})).reward == 1.0
+    again, missing = rescored(tmp_path, task)
+    assert (again["outcome"], again["score"]) == ("scored", 1.0), again
+    assert "was not kept" in missing["scorer/tests/reason"]
+    (to / "kept.json").unlink()  # as it is before the last line
+    again, _ = rescored(tmp_path, task)
+    assert (again["outcome"], "could not be kept" in again["scorer/tests/reason"]) == ("data_error", True), again
     assert pods.find({}) == []
 
 

@@ -105,11 +105,11 @@ _LOOPS = (
     "import os\nwhile True:\n  for p in os.listdir('/proc'):\n    try: p.isdigit() and int(p) not in (1, os.getpid()) "
     "and os.kill(int(p), 9)\n    except OSError: pass",
     "import os, time\nwhile True:\n  try: os.fork() or time.sleep(999)\n  except OSError: time.sleep(0.001)",
-    "import os\nwhile True:\n  if not os.fork():\n    held = []\n    while True: held.append(bytearray(1 << 18))\n"
-    "  os.wait()",
+    "import os, time\nheld = os.memfd_create('held')\nfor _ in range(122): os.write(held, bytes(1 << 20))\n"
+    "time.sleep(999)",
 )
 DENIALS = [f"nohup setsid python3 -c {shlex.quote(each)} >/dev/null 2>&1 & sleep 1" for each in _LOOPS]
-"""End every other process, or leave no room for one, so that no command can be started."""
+"""End every other process, or leave no room for one in 128 MiB, so that no command can be started."""
 TAKEN_OVER = (
     "nohup setsid python3 -c 'import ctypes, time; print(ctypes.CDLL(None).ptrace(16, 1, 0, 0), flush=True); "
     "time.sleep(1000)' > /tmp/traced 2>&1 & sleep 1; cat /tmp/traced"
