@@ -46,6 +46,7 @@ from plaudit_sandbox.machine import (
     MachineLimits,
     SeparateTests,
     Serve,
+    UnusableMachineError,
     space_of,
 )
 from plaudit_sandbox.machine_start import start_error
@@ -62,6 +63,8 @@ _ENGINE_S_WORDS = "OCI runtime"
 _AT_A_LIMIT = 124
 _TMPFS_MIB = 64
 _LOGS: Final = ("/logs", "/logs/verifier", "/logs/agent", "/logs/artifacts")
+_NEVER = "0001-"
+"""Begins the time at which a container was started that was not."""
 _TAR_BLOCK_BYTES = 512
 _MISSING = ("no such file", "could not find", "could not be found", "not a directory", "too many l")
 """In docker's and podman's messages that there is nothing at a path, or that links lead nowhere."""
@@ -90,10 +93,6 @@ _READ_BY_PROGRAMS = (
 )
 """Below them every change counts: which of bash, a module beside Python's own or a preloaded library a test would use
 cannot be known."""
-
-
-class _LostAccountsError(Exception):
-    """No program can be started in a container, by its agent's doing."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +174,8 @@ class ContainerMachine:
         """
         try:
             executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin, serve)
-        except _LostAccountsError as lost:
-            return CommandEnd("exited", _NOT_STARTED[0], f"no program can be started: {lost}\n", 0.0)
+        except UnusableMachineError as unusable:
+            return CommandEnd("exited", _NOT_STARTED[0], f"no program can be started: {unusable}\n", 0.0)
         if executed.exit_code in _NOT_STARTED and _ENGINE_S_WORDS in executed.output:
             # The agent left no room for a further process, so all of them end.
             await asyncio.to_thread(_end, self._engine, self.name)
@@ -283,10 +282,27 @@ class ContainerMachine:
         """Start the container if it does not run; return what counts the space of its files."""
         is_running, drivers = inspected(self._engine, self.name, [".State.Running", "json .GraphDriver"])
         if lost := _lost_accounts(drivers, self._engine.image_accounts(self.settings.image)):
-            raise _LostAccountsError(*lost)
+            raise UnusableMachineError(*lost)
         if is_running != "true":
-            self._engine.call("start", self.name)
+            self._start_again()
         return _counter(self._engine, self.name, drivers)
+
+    def _start_again(self) -> None:
+        """Start it; raise ``UnusableMachineError`` if it ran before and starts no more, and a new one does."""
+        try:
+            self._engine.call("start", self.name)
+        except InfrastructureError as error:
+            if inspected(self._engine, self.name, [".State.StartedAt"])[0].startswith(_NEVER):
+                raise
+            new = ContainerMachine(self._engine, new_name(), self.settings, self.limits)
+            try:
+                new.create()
+                self._engine.call("start", new.name)
+            except InfrastructureError:
+                raise error from None
+            finally:
+                new.remove()
+            raise UnusableMachineError(str(error)) from error
 
     def _put(self, folders: Mapping[str, Path], empty: Sequence[str] = ()) -> None:
         with tempfile.TemporaryFile() as archive:

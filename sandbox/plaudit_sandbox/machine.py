@@ -109,6 +109,10 @@ class CommandEnd:
     seconds: float
 
 
+class UnusableMachineError(InfrastructureError):
+    """A machine in which nothing can be started any more, by its agent's doing: it earns 0, and no error."""
+
+
 class Machine:
     """One machine, in a folder that this object makes or takes over."""
 

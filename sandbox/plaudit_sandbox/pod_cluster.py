@@ -320,6 +320,8 @@ class PodProcess:
         self.is_over = False
         self.problem = ""
         """Why no exit code was reported, in the words of API server or kubelet."""
+        self.is_refused = False
+        """Its node reported that it could not be started or followed."""
         self.errors = bytearray()
         """The beginning of its standard error."""
         self._socket = socket
@@ -411,7 +413,7 @@ class PodProcess:
         elif codes:
             self.exit_code = codes[0]
         else:
-            self.problem = str(reported.get("message"))[:_SHOWN_CHARACTERS]
+            self.problem, self.is_refused = str(reported.get("message"))[:_SHOWN_CHARACTERS], True
 
     def close(self) -> None:
         """Close the connection, which does not end the process."""

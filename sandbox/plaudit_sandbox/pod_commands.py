@@ -2,6 +2,10 @@
 
 Commands travel through the API server, each as input of a shell, for Kubernetes may write arguments to its audit log.
 Calls block, each in a thread of the pods' own.
+
+An agent can bring about that its pod starts no command: it uses up what a command needs, ends what comes up, or stops
+(SIGSTOP) the program by which containerd 1.6 starts one, and then none starts in any container of the pod. A broken
+node looks alike. So where a pod that was not lost starts nothing, others on its node are asked (``unanswered``).
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import errno
+import secrets
 import shlex
 import threading
 import time
@@ -17,10 +22,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from plaudit_sandbox.machine import CommandEnd, Ending, KeptOutput, MachineLimits
+from plaudit_sandbox.machine import CommandEnd, Ending, KeptOutput, MachineLimits, UnusableMachineError
 from plaudit_sandbox.machine_start import start_error
 from plaudit_sandbox.pod_cluster import ClusterError, PodCluster, PodProcess
-from plaudit_sandbox.pod_manifests import END, KEEPER, MACHINE, PodSettings, ending_of
+from plaudit_sandbox.pod_manifests import (
+    END,
+    KEEPER,
+    LABEL,
+    MACHINE,
+    WITNESS_LABEL,
+    PodSettings,
+    ending_of,
+    is_running,
+    start_problem,
+    witness_pod,
+    witnesses,
+)
 from plaudit_wire.errors import InfrastructureError
 
 Answer = TypeVar("Answer")
@@ -32,8 +49,11 @@ STEP_S: Final = 900.0
 END_S: Final = 60.0
 KILLED: Final = 128 + 9
 AT_A_LIMIT: Final = 124
+_NOT_STARTED: Final = 126
 _LOOK_S = 20.0
 _KILL_S = 10.0
+_WITNESS_S, _MOST_WITNESSES = 60.0, 3
+"""For which a new witness may start, and how many others are asked before."""
 _DRAIN_S, _LONGEST_DRAIN_S = 0.4, 5.0
 """For which the output of a command that has ended is waited for, and is read, where something of it still runs."""
 _LONGEST_WORD = 128 << 10
@@ -45,9 +65,18 @@ others need it."""
 
 
 class PodExecution:
-    """One command in the machine of a pod, in a thread of its own."""
+    """One command in the machine of a pod, in a thread of its own.
 
-    def __init__(self, cluster: PodCluster, name: str, settings: PodSettings, limits: MachineLimits) -> None:
+    Args:
+        is_agent_s: The pod is an agent's. In another, a command that cannot be started is an error.
+    """
+
+    def __init__(
+        self, cluster: PodCluster, name: str, settings: PodSettings, limits: MachineLimits, *, is_agent_s: bool
+    ) -> None:
+        self.unusable = ""
+        """Why the pod starts no further command, by the doing of what ran in it; empty if it may."""
+        self._is_agent_s = is_agent_s
         self._cluster = cluster
         self._name = name
         self._output = KeptOutput(limits.output_bytes)
@@ -67,7 +96,10 @@ class PodExecution:
 
     def _timed(self, script: bytes, stdin: bytes, timeout_s: float) -> CommandEnd:
         began_s = time.monotonic()  # a wait for a thread does not count
-        ending, code = self._execute(script, stdin, began_s + timeout_s)
+        try:
+            ending, code = self._execute(script, stdin, began_s + timeout_s)
+        except UnusableMachineError as error:
+            self.unusable, ending, code = str(error), "timeout", AT_A_LIMIT
         code = code if ending == "exited" else AT_A_LIMIT
         return CommandEnd(ending, code, self._output.text(), time.monotonic() - began_s)
 
@@ -87,11 +119,11 @@ class PodExecution:
             if (limit := self._watch(process, until_s)) is not None:
                 return limit, AT_A_LIMIT
         except ClusterError as error:
-            return self._ended(str(error))
+            return self._ended(str(error), is_refused=process.is_refused)
         finally:
             process.close()
         if (code := _code_of_shell(process)) is None and (code := process.exit_code) is None:
-            return self._ended(process.problem)
+            return self._ended(process.problem, is_refused=process.is_refused)
         if code == KILLED:
             # Of what can end a whole command by this signal, only a shortage is not its own: of memory, or its pod's.
             return "disk" if self._reported_ending() == "disk" else "memory", KILLED
@@ -127,9 +159,17 @@ class PodExecution:
         raise_if_lost(self._name, pod)
         return ending_of(pod)
 
-    def _ended(self, problem: str) -> tuple[Ending, int]:
-        """Return how the machine ended, where the connection to a command did; raise ``InfrastructureError``."""
+    def _ended(self, problem: str, *, is_refused: bool = False) -> tuple[Ending, int]:
+        """Return how the machine ended, where the connection to a command did; raise ``InfrastructureError``.
+
+        Args:
+            is_refused: Its node reported that the command could not be started.
+        """
         ending = self._reported_ending()
+        if not ending and is_refused and self._is_agent_s:
+            self._end_processes()
+            self._output.add(f"\n[the command could not be started: {problem}]\n".encode())
+            return "exited", _NOT_STARTED
         if not ending:
             raise InfrastructureError(f"the command in the pod {self._name} was lost: {problem}")
         if ending == "exited":
@@ -204,29 +244,99 @@ def wait_until_extracted(receiver: PodProcess) -> None:
 
 
 def end_machine(cluster: PodCluster, name: str) -> None:
-    """Tell the first process of a machine to end; raise ``InfrastructureError`` if the pod runs no command of ours.
+    """Tell the first process of a machine to end. Raises as ``ask_keeper`` does."""
+    ask_keeper(cluster, name, END)
 
-    An agent can bring that about: where it stops (SIGSTOP) the program by which containerd 1.6 starts a command, none
-    starts in the pod any more.
+
+def ask_keeper(cluster: PodCluster, name: str, script: str) -> str:
+    """Return what a script prints beside a machine.
+
+    Raises ``UnusableMachineError`` if the pod starts no process by its agent's doing, else ``InfrastructureError``.
     """
-    answer(cluster, name, KEEPER, END, END_S)
+    try:
+        return answer(cluster, name, KEEPER, f"echo >&2\n{script}", begins_within_s=END_S)
+    except InfrastructureError as error:
+        raise unanswered(cluster, name, error) from error
 
 
-def answer(cluster: PodCluster, name: str, container: str, script: str, limit_s: float = STEP_S) -> str:
-    """Return the beginning of what a script of ours prints; raise ``InfrastructureError`` if it fails."""
+def unanswered(cluster: PodCluster, name: str, error: InfrastructureError) -> InfrastructureError:
+    """Return what it means that a pod did not run a script of ours: ``UnusableMachineError`` or the error itself.
+
+    It is the agent's doing if the pod was not lost and its node runs a script in another pod, but then still none in
+    this one. Raises ``InfrastructureError`` for a pod that was lost.
+    """
+    pod = cluster.read(name)
+    raise_if_lost(name, pod)
+    is_alone = _has_witness(cluster, pod) and not _answers(cluster, name)
+    raise_if_lost(name, cluster.read(name))
+    if not is_alone:
+        return error
+    return UnusableMachineError(f"no process can be started in the pod {name}, and others of its node start them")
+
+
+def _has_witness(cluster: PodCluster, pod: Mapping[str, Any]) -> bool:
+    """Tell whether a pod's node starts processes in another pod: one of the machines', or else a new one."""
+    if any(_answers(cluster, each) for each in witnesses(cluster.find({}), pod)[:_MOST_WITNESSES]):
+        return True
+    new = f"{pod['metadata']['labels'][LABEL]}-{secrets.token_hex(3)}"
+    try:
+        cluster.create(witness_pod(new, pod))
+        wait_for(cluster, new, lambda made: is_running(made, KEEPER), _WITNESS_S)
+        return _answers(cluster, new)
+    except InfrastructureError:  # the node is full, or something does not admit it
+        return False
+    finally:
+        with contextlib.suppress(InfrastructureError):  # else it goes with the machine
+            cluster.remove({LABEL: pod["metadata"]["labels"][LABEL], WITNESS_LABEL: "yes"})
+
+
+def _answers(cluster: PodCluster, name: str) -> bool:
+    try:
+        answer(cluster, name, KEEPER, ":", _KILL_S)
+    except InfrastructureError:
+        return False
+    return True
+
+
+def wait_for(cluster: PodCluster, name: str, reached: Callable[[Mapping[str, Any]], bool], limit_s: float) -> None:
+    """Wait for a stage of a pod's start; raise ``InfrastructureError`` in Kubernetes's words if it is not reached."""
+    until_s, wait_s = time.monotonic() + limit_s, POLL_S
+    while not reached(pod := cluster.read(name)):
+        problem, is_over = start_problem(pod)
+        if is_over or time.monotonic() > until_s:
+            raise InfrastructureError(f"the pod {name} cannot start: {problem}")
+        time.sleep(wait_s)
+        wait_s = min(wait_s * 1.3, LONGEST_POLL_S)
+
+
+def answer(
+    cluster: PodCluster,
+    name: str,
+    container: str,
+    script: str,
+    limit_s: float = STEP_S,
+    *,
+    begins_within_s: float = STEP_S,
+) -> str:
+    """Return the beginning of what a script of ours prints; raise ``InfrastructureError`` if it fails.
+
+    Args:
+        begins_within_s: For a script that begins with a line of its standard error.
+    """
     process = cluster.execute(name, container, script)
     try:
-        return _finish(process, f"{name}/{container} does not do as it should", limit_s)
+        return _finish(process, f"{name}/{container} does not do as it should", limit_s, begins_within_s)
     finally:
         process.close()
 
 
-def _finish(process: PodProcess, failure: str, limit_s: float) -> str:
-    until_s, output = time.monotonic() + limit_s, KeptOutput(1000)
+def _finish(process: PodProcess, failure: str, limit_s: float, begins_within_s: float = STEP_S) -> str:
+    began_s, output = time.monotonic(), KeptOutput(1000)
     while not process.is_over:
         output.add(process.receive(LONGEST_POLL_S))
-        if time.monotonic() > until_s:
-            raise InfrastructureError(f"{failure} within {limit_s:g} s")
+        most_s = limit_s if process.errors else min(limit_s, begins_within_s)
+        if time.monotonic() - began_s > most_s:
+            raise InfrastructureError(f"{failure} within {most_s:g} s")
     if process.exit_code != 0:
         why = process.errors.decode(errors="replace").strip() or process.problem or f"exit code {process.exit_code}"
         raise InfrastructureError(f"{failure}: {why}")

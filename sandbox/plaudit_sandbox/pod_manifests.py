@@ -30,6 +30,8 @@ Network = Literal["none", "public"]
 LABEL: Final = "plaudit.dev/machine"
 """The name of the agent's pod; also on the pods of its tests."""
 ROLE_LABEL: Final = "plaudit.dev/machine-role"
+WITNESS_LABEL: Final = "plaudit.dev/machine-witness"
+"""On ``witness_pod`` alone."""
 NETWORK_LABEL: Final = "plaudit.dev/machine-network"
 MACHINE: Final = "machine"
 KEEPER: Final = "keeper"
@@ -47,6 +49,7 @@ _KEEP = "while :; do sleep 3600; done"
 _SMALL = "64Mi"
 _LOST_AFTER_S = 30
 """After which a pod is deleted whose node Kubernetes finds lost."""
+_WITNESS_S = 300
 _FIRST_USER, _USERS = 1_000_000_000, 1_000_000_000
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16")
 _PRIVATE_V6 = ("fc00::/7", "fe80::/10")
@@ -257,6 +260,38 @@ def _pod(
                 {"name": "given", "emptyDir": {}},
                 *(given.get("volumes") or ()),
             ],
+        },
+    }
+
+
+def witnesses(pods: Iterable[Object], pod: Object) -> list[str]:
+    """Return the machines' other pods on the node of one, whose keepers run commands if the node does."""
+    name, node = pod["metadata"]["name"], pod["spec"].get("nodeName")
+    return [
+        each["metadata"]["name"]
+        for each in pods
+        if each["metadata"]["name"] != name
+        and each["spec"].get("nodeName") == node
+        and is_running(each, KEEPER)
+        and not ending_of(each)
+    ]
+
+
+def witness_pod(name: str, pod: Object) -> dict[str, Any]:
+    """Return a small pod like another on its node, with a keeper alone. It is removed as a pod of tests is."""
+    metadata, spec = pod["metadata"], pod["spec"]
+    keeper = next(each for each in spec["containers"] if each["name"] == KEEPER)
+    labels = {key: value for key, value in metadata["labels"].items() if key.startswith("plaudit.dev/")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {**labels, ROLE_LABEL: "tests", WITNESS_LABEL: "yes"}},
+        "spec": {
+            **spec,
+            "activeDeadlineSeconds": _WITNESS_S,
+            "initContainers": [],
+            "containers": [{**keeper, "volumeMounts": []}],
+            "volumes": [],
         },
     }
 

@@ -25,29 +25,30 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from plaudit_sandbox.archives import FilesTooLargeError, RewardArchive, copy_files, write_content
-from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, MachineLimits, SeparateTests
+from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, MachineLimits, SeparateTests, UnusableMachineError
 from plaudit_sandbox.pod_cluster import ClusterError, PodCluster, PodProcess, ProcessOutput
 from plaudit_sandbox.pod_commands import (
     AT_A_LIMIT,
     END_S,
     KILLED,
-    LONGEST_POLL_S,
     POLL_S,
     REPORTED_S,
     STEP_S,
     PodExecution,
     answer,
+    ask_keeper,
     end_machine,
     extracted,
     in_thread,
     raise_if_lost,
     receiving,
+    wait_for,
     wait_until_extracted,
 )
 from plaudit_sandbox.pod_manifests import (
@@ -72,7 +73,6 @@ from plaudit_sandbox.pod_manifests import (
     ran_out_of_memory,
     renewal,
     reported_by_image,
-    start_problem,
     tests_pod,
 )
 from plaudit_wire.errors import InfrastructureError
@@ -97,6 +97,8 @@ class PodMachine:
         self.settings = settings
         self._cluster = cluster
         self._receiver: PodProcess | None = None
+        self._unusable = ""
+        """Why no further command can be started, by the agent's doing; empty if one may be."""
 
     @classmethod
     def new(cls, cluster: PodCluster, settings: PodSettings, limits: MachineLimits) -> PodMachine:
@@ -110,7 +112,7 @@ class PodMachine:
         try:
             made = self._cluster.create(agent_pod(self.name, self.settings, self.limits))
             self.uid = made["metadata"]["uid"]
-            _wait_for(self._cluster, self.name, _runs)
+            wait_for(self._cluster, self.name, _runs, _READY_S)
         except BaseException:
             self.remove()
             raise
@@ -143,10 +145,14 @@ class PodMachine:
             environment: Added to the image's own.
             mounts: Copied into the pod before, to a place that the agent may write to or to ``/solution``.
         """
+        if self._unusable:
+            return CommandEnd("exited", KILLED, f"[{self._unusable}]\n", 0.0)
         for place, folder in mounts.items():
             await in_thread(self.upload, folder, place)
-        run = PodExecution(self._cluster, self.name, self.settings, self.limits)
-        return await run.finished(command, timeout_s, environment, directory, stdin)
+        run = PodExecution(self._cluster, self.name, self.settings, self.limits, is_agent_s=True)
+        executed = await run.finished(command, timeout_s, environment, directory, stdin)
+        self._unusable = run.unusable
+        return executed
 
     def upload(self, folder: Path, place: str) -> None:
         """Copy the files of a host's folder into the new pod, before the agent's first command."""
@@ -194,7 +200,9 @@ class PodMachine:
         if ending_of(pod := self._cluster.read(self.name)) == "disk":
             return self.limits.disk_bytes + 1
         raise_if_lost(self.name, pod)
-        counted = answer(self._cluster, self.name, KEEPER, f"du -sk {FILES} 2>/dev/null; :").split()
+        if self._unusable:
+            raise UnusableMachineError(self._unusable)
+        counted = ask_keeper(self._cluster, self.name, f"du -sk {FILES} 2>/dev/null; :").split()
         is_counted = bool(counted) and counted[0].isdigit()
         return int(counted[0]) << 10 if is_counted else self.limits.disk_bytes + 1
 
@@ -339,7 +347,7 @@ class PodCopy:
         if not self._agent.end():
             self.changed_programs = [_NOT_ENDING]
             return
-        _wait_for(self._cluster, self._name, _fills)
+        wait_for(self._cluster, self._name, _fills, _READY_S)
         try:
             if self._separate is None:
                 places = [place for place in self._settings.places() if place != "logs"]
@@ -360,7 +368,7 @@ class PodCopy:
         answer(self._cluster, self._name, FILL, f"mkdir {folders} && chmod 777 {folders} || exit\n{placed}")
         with contextlib.suppress(InfrastructureError):  # it ends the container, which may end it first
             answer(self._cluster, self._name, FILL, LOADED)
-        _wait_for(self._cluster, self._name, _runs)
+        wait_for(self._cluster, self._name, _runs, _READY_S)
 
     async def run(
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
@@ -368,7 +376,7 @@ class PodCopy:
         """Run the tests, end all that they left, and read what they left in ``/logs/verifier``."""
         if self._is_full:
             return CommandEnd("disk", AT_A_LIMIT, self._is_full, 0.0)
-        run = PodExecution(self._cluster, self._name, self._settings, self._limits)
+        run = PodExecution(self._cluster, self._name, self._settings, self._limits, is_agent_s=False)
         executed = await run.finished(command, timeout_s, environment, directory, b"")
         if executed.ending != "exited":
             return executed
@@ -425,17 +433,6 @@ class PodCopy:
 def new_name() -> str:
     """Return a name that no pod has."""
     return f"plaudit-{secrets.token_hex(8)}"
-
-
-def _wait_for(cluster: PodCluster, name: str, reached: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Wait for a stage of a pod's start; raise ``InfrastructureError`` in Kubernetes's words if it is not reached."""
-    until_s, wait_s = time.monotonic() + _READY_S, POLL_S
-    while not reached(pod := cluster.read(name)):
-        problem, is_over = start_problem(pod)
-        if is_over or time.monotonic() > until_s:
-            raise InfrastructureError(f"the pod {name} cannot start: {problem}")
-        time.sleep(wait_s)
-        wait_s = min(wait_s * 1.3, LONGEST_POLL_S)
 
 
 def _runs(pod: Mapping[str, Any]) -> bool:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests
+from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests, UnusableMachineError
 from plaudit_wire.errors import DataError
 from plaudit_wire.plain import PlainDataError, plain_json
 from plaudit_wire.printable import printable
@@ -82,7 +82,11 @@ class VerifierMachine(Protocol):
 
 
 class AgentMachine(Protocol):
-    """One machine. All methods may raise ``InfrastructureError``; those without ``async`` block."""
+    """One machine. All methods may raise ``InfrastructureError``; those without ``async`` block.
+
+    ``run`` reports what the agent has brought about as the end of its command. All others raise
+    ``UnusableMachineError`` where the agent let nothing be started any more.
+    """
 
     @property
     def name(self) -> str:
@@ -127,7 +131,8 @@ class Verdict:
     """The end of a verification."""
 
     outcome: Literal["scored", "tampered", "data_error", "timeout"]
-    """``tampered``: the agent replaced programs that the tests could use; no test ran, and the reward is 0."""
+    """``tampered``: the agent replaced programs that the tests could use, or left a machine in which none can be
+    started; no test ran, and the reward is 0."""
     reward: float | None
     """Present exactly when ``outcome`` is ``scored`` or ``tampered``."""
     reason: str
@@ -153,21 +158,28 @@ async def verify(
     """
     if not (tests / "test.sh").is_file():
         raise DataError(f"{tests} has no test.sh: give the task one that writes /logs/verifier/reward.txt")
-    if await asyncio.to_thread(machine.disk_bytes) > machine.limits.disk_bytes:
-        return _stopped(CommandEnd("disk", 124, "", 0.0))
-    async with machine.for_tests(tests, separate) as prepared:
-        if changed := prepared.changed_programs:
-            return Verdict("tampered", 0.0, _tampered(changed), CommandEnd("exited", 0, "", 0.0))
-        executed = await prepared.run(
-            ["bash", "/tests/test.sh"],
-            timeout_s=timeout_s,
-            environment={**environment, **_ENVIRONMENT},
-            directory=separate.directory if separate else directory,
-        )
-        return await asyncio.to_thread(_verdict, executed, prepared, timeout_s)
+    try:
+        if await asyncio.to_thread(machine.disk_bytes) > machine.limits.disk_bytes:
+            return _stopped(CommandEnd("disk", 124, "", 0.0))
+        async with machine.for_tests(tests, separate) as prepared:
+            if changed := prepared.changed_programs:
+                return _tampered(_about(changed))
+            executed = await prepared.run(
+                ["bash", "/tests/test.sh"],
+                timeout_s=timeout_s,
+                environment={**environment, **_ENVIRONMENT},
+                directory=separate.directory if separate else directory,
+            )
+            return await asyncio.to_thread(_verdict, executed, prepared, timeout_s)
+    except UnusableMachineError as error:
+        return _tampered(str(error))
 
 
-def _tampered(changed: Sequence[str]) -> str:
+def _tampered(reason: str) -> Verdict:
+    return Verdict("tampered", 0.0, reason, CommandEnd("exited", 0, "", 0.0))
+
+
+def _about(changed: Sequence[str]) -> str:
     shown_paths = ", ".join(map(printable, changed[:_SHOWN_PATHS]))
     more = f" and {len(changed) - _SHOWN_PATHS} more" if len(changed) > _SHOWN_PATHS else ""
     return (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,15 +20,19 @@ from typing import Any
 
 import agent_sandbox
 import machine_image
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
+from pod_processes import main_process
 from real_cluster import Cluster
 
-from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, POD_ATTACKS, SEPARATE_TEST, STOPS_ALL, TAKEN_OVER, TEST
-from plaudit_job.tasks import read_task
+from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, DENIALS, POD_ATTACKS, SEPARATE_TEST, STOPS_ALL, TAKEN_OVER, TEST
+from plaudit_job.tasks import Task, read_task
+from plaudit_metrics.sources.sample_schema import COLUMNS
 from plaudit_reward.machines import KEPT
 from plaudit_reward.pod_provider import NAMESPACE_VARIABLE, RUN_LABEL, PodProvider
 from plaudit_reward.providers import MachineChoice
-from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests
+from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests, UnusableMachineError
 from plaudit_sandbox.pod_cluster import ClaimCluster, PodCluster
 from plaudit_sandbox.pod_manifests import LABEL, ROLE_LABEL, PodSettings, label_value
 from plaudit_sandbox.pods import PodMachine
@@ -150,9 +156,13 @@ def test_a_right_answer_is_rewarded_however_often_it_is_verified(
 
 
 def played(
-    pods: PodCluster, tests: Path, agents: Sequence[str], separate: SeparateTests | None = None
+    pods: PodCluster, tests: Path, agents: Sequence[str], separate: SeparateTests | None = None, further: int = 0
 ) -> list[tuple[str, Verdict]]:
-    """Return what tests say of agents that each run one script in a machine of its own, six at a time."""
+    """Return what tests say of agents that each run one script in a machine of its own, six at a time.
+
+    Args:
+        further: Commands after the script, each of which must be started or refused.
+    """
     places = asyncio.Semaphore(6)
 
     async def play(script: str) -> tuple[str, Verdict]:
@@ -160,6 +170,8 @@ def played(
             machine = await asyncio.to_thread(PodMachine.new, pods, settings(), LIMITS)
             try:
                 await shell(machine, script, timeout_s=20.0)
+                for _ in range(further):
+                    await shell(machine, "echo alive", timeout_s=20.0)
                 return script, await verify(machine, tests, timeout_s=60.0, separate=separate)
             finally:
                 await asyncio.to_thread(machine.remove)
@@ -178,13 +190,41 @@ def test_what_an_agent_plants_earns_nothing(pods: PodCluster, tmp_path: Path) ->
 
 
 def test_an_agent_that_stops_every_process_earns_nothing(pods: PodCluster, tmp_path: Path) -> None:
-    try:
-        ((_, verdict),) = played(pods, folder_of_tests(tmp_path, TEST), [STOPS_ALL])
-        ending, reward = verdict.reason, verdict.reward
-    except InfrastructureError as error:
-        ending, reward = str(error), None
     # Now and then it stops what containerd 1.6 starts commands with, which then starts none in this pod any more.
-    assert reward == 0.0 or (reward is None and "does not do as it should within 60 s" in ending)
+    ((_, verdict),) = played(pods, folder_of_tests(tmp_path, TEST), [STOPS_ALL])
+    assert verdict.reward == 0.0, verdict
+    assert pods.find({}) == []
+
+
+def test_a_pod_that_starts_no_process_earns_nothing_where_its_node_starts_others(
+    machine: PodMachine, pods: PodCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    first = Path(f"/proc/{main_process(pods.read(machine.name))}/status").read_text()
+    shim = int(first.partition("PPid:")[2].split()[0])
+    os.kill(shim, signal.SIGSTOP)  # as if its agent had stopped what starts commands in its pod
+    try:
+        cluster.kubectl("--namespace", NAMESPACE, "create", "quota", "no-witness", "--hard=pods=1")
+        try:
+            with pytest.raises(InfrastructureError, match="does not do as it should within 60 s") as raised:
+                machine.disk_bytes()
+            assert not isinstance(raised.value, UnusableMachineError)
+        finally:
+            cluster.kubectl("--namespace", NAMESPACE, "delete", "quota", "no-witness")
+        ended = bash(machine, "true", timeout_s=5.0)
+        assert (ended.ending, bash(machine, "true").exit_code) == ("timeout", 137)
+        found = verified(machine, tmp_path)
+    finally:
+        os.kill(shim, signal.SIGCONT)
+    assert (found.outcome, found.reward) == ("tampered", 0.0)
+    assert "others of its node start them" in found.reason
+    assert roles(pods, machine) == ["agent"]
+
+
+def test_an_agent_that_ends_every_command_or_leaves_no_room_for_one_gets_no_other_machine(
+    pods: PodCluster, tmp_path: Path
+) -> None:
+    found = played(pods, folder_of_tests(tmp_path, TEST), DENIALS, further=2)
+    assert [each for each in found if each[1].reward != 0.0] == []
     assert pods.find({}) == []
 
 
@@ -307,6 +347,108 @@ def test_what_was_kept_is_tested_again_when_its_pod_is_gone(pods: PodCluster, tm
     found = asyncio.run(all_lived())
     assert found.pop(("shared", "lost")) == []
     assert found == {name: [float(name[1] == "right")] * 3 for name in found}
+    assert pods.find({}) == []
+
+
+KEEPS = """
+import os, signal, sys
+from pathlib import Path
+from plaudit_reward import pod_provider
+from plaudit_reward.providers import MachineChoice
+from plaudit_sandbox import pods
+
+image, folder, to = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+
+
+def count(frame, event, _):
+    global left
+    if frame.f_code.co_name != "keep" or frame.f_code.co_filename not in (pod_provider.__file__, pods.__file__):
+        return None
+    if event == "line":
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return count
+
+
+for text in sys.stdin:
+    left = int(text)
+    if (keeper := os.fork()):
+        print(os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]), flush=True)
+        continue
+    choice = MachineChoice(image, memory_bytes=128 << 20, disk_bytes=32 << 20, run="of kept")
+    provider = pod_provider.PodProvider(choice)
+    made = provider.find(folder, None)
+    sys.settrace(count)
+    provider.keep(folder, made, to)
+    os._exit(0)
+"""
+"""Keeps a machine in one process after the other, each of which is killed at the line of it that the input names."""
+
+
+RESCORES = f"""
+apiVersion: plaudit.dev/v1alpha1
+kind: RLJob
+metadata: {{name: keeps}}
+spec:
+  model: {{source: model}}
+  data: {{train: {{tasks: /tasks}}}}
+  algorithm: {{steps: 1}}
+  trainer: {{}}
+  rollout: {{agent: {{kind: tools, tools: [{{sandbox: bash}}], toolParser: hermes}}}}
+  sandboxes: {{provider: pods, image: "{IMAGE}", memory: 128Mi, disk: 32Mi, keep: all}}
+  reward: {{scorers: [{{name: tests, kind: verifier, timeoutSeconds: 300}}]}}
+"""
+
+
+def rescored(run: Path, task: Task) -> list[dict[str, Any]]:
+    """Return what ``plaudit rescore`` writes of two samples of a run, the first of which had a machine."""
+    about = {"step": 1, "split": "train", "group": "g", "data_source": "", "prompt": "", "ground_truth_json": "null"}
+    extra = json.dumps({"task": str(task.folder), "digest": "of the run"})
+    about |= {"extra_info_json": extra, "response": "done", "outcome": "scored", "score": 1.0}
+    (run / "samples").mkdir(exist_ok=True)
+    table = pyarrow.Table.from_pylist([about | {"index": index} for index in range(2)], schema=pyarrow.schema(COLUMNS))
+    parquet.write_table(table, run / "samples" / "step-000001-i1.parquet")
+    (run / "keeps.yaml").write_text(RESCORES)
+    output = run / "again.jsonl"
+    assert main(["rescore", str(run), "--job", str(run / "keeps.yaml"), "-o", str(output)]) == 0
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_a_broker_that_is_killed_while_it_keeps_a_machine_leaves_all_of_it_or_nothing(
+    pods: PodCluster, tmp_path: Path
+) -> None:
+    provider = PodProvider(MachineChoice(IMAGE, memory_bytes=128 << 20, disk_bytes=32 << 20, run="of kept"))
+    task = write_task(tmp_path / "task")
+    (folder := tmp_path / "machine").mkdir()
+    (to := tmp_path / KEPT / "g" / "0-abcd").mkdir(parents=True)
+    made = provider.make(folder, task)
+    try:
+        script = "cp given answer; head -c 20000000 /dev/urandom > large"
+        asyncio.run(made.machine.run(["sh", "-c", script], timeout_s=300.0, directory=made.directory))
+        command = [sys.executable, "-c", KEEPS, IMAGE, str(folder), str(to)]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        with subprocess.Popen(command, **pipes) as keepers:
+            for line in itertools.count(1):
+                keepers.stdin.write(f"{line}\n")
+                code = int(keepers.stdout.readline())
+                if (to / "kept.json").exists():
+                    break
+                assert code == -signal.SIGKILL, line
+                with pytest.raises(InfrastructureError, match="is gone"):
+                    provider.find(to, task)
+            keepers.stdin.close()
+        with tarfile.open(to / "machine.tar") as archive:
+            assert max(member.size for member in archive) == 20_000_000
+        assert line > 10
+    finally:
+        provider.remove(folder)
+    again, missing = rescored(tmp_path, task)
+    assert (again["outcome"], again["score"]) == ("scored", 1.0), again
+    assert "was not kept" in missing["scorer/tests/reason"]
+    (to / "kept.json").unlink()  # as it is before the last line
+    again, _ = rescored(tmp_path, task)
+    assert (again["outcome"], "could not be kept" in again["scorer/tests/reason"]) == ("data_error", True), again
     assert pods.find({}) == []
 
 

@@ -6,12 +6,13 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from container_images import IMAGE, why_none
-from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, PROGRAM_ATTACKS, SEPARATE_TEST, TEST
+from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, NO_START, PROGRAM_ATTACKS, SEPARATE_TEST, TEST
 from plaudit_sandbox.container import ContainerMachine, ContainerSettings
 from plaudit_sandbox.container_engine import find_engine
 from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests
@@ -100,6 +101,21 @@ def test_what_an_agent_plants_earns_nothing(machine: ContainerMachine, tmp_path:
     found = verified(machine, tmp_path)
     assert found.reward == 0.0, found
     assert found.outcome in ("scored", "tampered")
+
+
+def test_a_container_that_its_agent_lets_not_start_again_is_no_error(machine: ContainerMachine, tmp_path: Path) -> None:
+    assert bash(machine, NO_START, timeout_s=5.0).ending == "timeout"
+    refused = bash(machine, "true")
+    assert (refused.exit_code, refused.output.startswith("no program can be started: ")) == (126, True), refused
+    found = verified(machine, tmp_path)
+    assert (found.outcome, found.reward) == ("tampered", 0.0), found
+
+
+def test_a_container_that_no_engine_starts_is_an_error(machine: ContainerMachine) -> None:
+    bash(machine, NO_START, timeout_s=5.0)
+    too_small = ContainerMachine(find_engine(), machine.name, machine.settings, replace(LIMITS, memory_bytes=1024))
+    with pytest.raises(InfrastructureError, match="executable file"):
+        bash(too_small, "true")
 
 
 @pytest.mark.parametrize("attack", PROGRAM_ATTACKS)

@@ -27,6 +27,8 @@ from plaudit_sandbox.pod_manifests import (
     renewal,
     start_problem,
     template_problem,
+    witness_pod,
+    witnesses,
     workdir_problem,
 )
 from plaudit_sandbox.pod_manifests import tests_pod as pod_of_tests
@@ -217,6 +219,36 @@ AWAY["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
 )
 def test_only_what_a_policy_brings_about_is_its_own_ending(pod: dict[str, Any], ending: str) -> None:
     assert ending_of(pod) == ending
+
+
+def on_node(name: str, node: str, found: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {**found["metadata"], "name": name}, "spec": {"nodeName": node}, "status": found["status"]}
+
+
+def test_a_node_is_judged_by_other_machines_of_it_that_have_not_ended() -> None:
+    silent = on_node("silent", "a", status())
+    others = [
+        on_node("beside", "a", status()),
+        on_node("elsewhere", "b", status()),
+        on_node("dead", "a", ended("Error")),
+        on_node("away", "a", AWAY),
+        on_node("new", "a", {"metadata": {}, "status": {"phase": "Pending"}}),
+    ]
+    assert witnesses([silent, *others], silent) == ["beside"]
+    assert witnesses([silent, *others[1:]], silent) == []
+
+
+def test_a_witness_has_the_rights_of_the_pod_that_is_silent_and_nothing_of_its_agent() -> None:
+    silent = {**PODS["agent"], "spec": {**PODS["agent"]["spec"], "nodeName": "a"}}
+    made = witness_pod("one-w", silent)
+    (container,) = made["spec"]["containers"]
+    assert (container["volumeMounts"], made["spec"]["volumes"], made["spec"]["initContainers"]) == ([], [], [])
+    assert container["command"] == silent["spec"]["containers"][1]["command"]
+    kept = ("nodeName", "runtimeClassName", "securityContext", "tolerations", "automountServiceAccountToken")
+    assert {name: made["spec"][name] for name in kept} == {name: silent["spec"][name] for name in kept}
+    labels = made["metadata"]["labels"]
+    assert (labels["plaudit.dev/machine"], labels["plaudit.dev/machine-role"]) == ("one", "tests")
+    assert (labels["plaudit.dev/run"], "queue" in labels) == ("mine", False)
 
 
 def test_a_pod_that_cannot_start_says_why_in_kubernetes_s_words() -> None:

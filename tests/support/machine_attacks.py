@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 TEST = """
 if [ "$(cat /app/answer 2>/dev/null)" = 42 ]; then reward=1; else reward=0; fi
 python3 -c 'import json, random; assert random.random() < 1' || reward=0.5
@@ -78,6 +80,8 @@ PROGRAM_ATTACKS = [
     "rm /etc/group; ln -s /dev/zero /etc/group",
 ]
 """Those that need root and writable programs, as in a container."""
+NO_START = "rm -f /bin/sh /usr/bin/sh; while :; do :; done"
+"""After this a container does not start again; the command itself ends at its limit of time."""
 POD_ATTACKS = [
     "echo forged > /opt/tools/bin/cat; cp /bin/true /opt/tools/bin/python3",
     "printf '#!/bin/sh\\necho 42\\n' > /app/cat; chmod +x /app/cat; rm -rf /opt/tools/bin; ln -s /app /opt/tools/bin",
@@ -97,6 +101,15 @@ STOPS_ALL = (
     "done' >/dev/null 2>&1 &"
 )
 """Stop every other process of the machine, over and over."""
+_LOOPS = (
+    "import os\nwhile True:\n  for p in os.listdir('/proc'):\n    try: p.isdigit() and int(p) not in (1, os.getpid()) "
+    "and os.kill(int(p), 9)\n    except OSError: pass",
+    "import os, time\nwhile True:\n  try: os.fork() or time.sleep(999)\n  except OSError: time.sleep(0.001)",
+    "import os, time\nheld = os.memfd_create('held')\nfor _ in range(122): os.write(held, bytes(1 << 20))\n"
+    "time.sleep(999)",
+)
+DENIALS = [f"nohup setsid python3 -c {shlex.quote(each)} >/dev/null 2>&1 & sleep 1" for each in _LOOPS]
+"""End every other process, or leave no room for one in 128 MiB, so that no command can be started."""
 TAKEN_OVER = (
     "nohup setsid python3 -c 'import ctypes, time; print(ctypes.CDLL(None).ptrace(16, 1, 0, 0), flush=True); "
     "time.sleep(1000)' > /tmp/traced 2>&1 & sleep 1; cat /tmp/traced"
