@@ -154,7 +154,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def processes(file: Path) -> AsyncIterator[AgentProcesses]:
-    processes = AgentProcesses([McpServer(command=[sys.executable, str(file)], timeout_s=8.0)])
+    processes = AgentProcesses([McpServer(command=[sys.executable, str(file)], timeout_s=12.0)])
     yield processes
     await processes.close()
 
