@@ -98,7 +98,7 @@ cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (ro
 
 cluster-build: cluster-packages ## its programs and the images of the tests, which cluster-up and e2e else make first (root; minutes)
 	@tests/cluster/cluster build
-	@$(PYTHON) tests/e2e_cluster/images.py
+	@archives=$$($(PYTHON) tests/e2e_cluster/images.py) && tests/cluster/cluster store $$archives
 
 cluster-down: ## end it
 	@tests/cluster/cluster down

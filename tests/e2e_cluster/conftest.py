@@ -48,38 +48,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def images_under_way(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[subprocess.Popen[str] | None]:
-    """Images are built while the first tests wait for a cluster, once for all processes that share the tests."""
-    wanted = any("installed" in getattr(item, "fixturenames", ()) for item in request.session.items)
+@pytest.fixture(scope="session")
+def archives(request: pytest.FixtureRequest) -> list[str]:
+    """Return archives of the images, built where they are missing; none for tests that need none."""
+    wanted = any("with_images" in getattr(item, "fixturenames", ()) for item in request.session.items)
     if not wanted or os.environ.get("PLAUDIT_E2E_KUBECONFIG"):
-        yield None
-        return
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "images"
-    command = [sys.executable, str(HERE / "images.py"), str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as building:
-        yield building
-        building.terminate()
+        return []
+    command = [sys.executable, str(HERE / "images.py")]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return built.stdout.split()
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster(archives: list[str]) -> Iterator[Cluster]:
     """A running cluster."""
     given = os.environ.get("PLAUDIT_E2E_KUBECONFIG")
     if given:
         yield Cluster(given, own=False)
         return
+    images = ["--images", *archives] if archives else []
     up = subprocess.run(
-        harness("up", "--nodes", "2", "--gpus-per-node", "4"), capture_output=True, text=True, check=False
+        harness("up", "--nodes", "2", "--gpus-per-node", "4", *images), capture_output=True, text=True, check=False
     )
     assert up.returncode == 0, up.stderr
     cluster = Cluster(up.stdout.split()[-1], own=True)
     yield cluster
     if _ends(cluster):
         subprocess.run(harness("down"), check=True)
+
+
+@pytest.fixture(scope="session")
+def with_images(cluster: Cluster, archives: list[str]) -> Cluster:
+    """Yield a cluster with the images, which one that was kept may lack."""
+    if archives:
+        subprocess.run(harness("load", *archives), check=True)
+    return cluster
 
 
 @pytest.fixture(scope="session")
@@ -95,13 +99,9 @@ def definition(cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def installed(definition: Cluster, images_under_way: subprocess.Popen[str] | None) -> Iterator[Cluster]:
+def installed(definition: Cluster, with_images: Cluster) -> Iterator[Cluster]:
     """The chart, installed with images built from the repository's Dockerfiles."""
     cluster = definition
-    if images_under_way:
-        said, _ = images_under_way.communicate()
-        assert images_under_way.returncode == 0, said
-        subprocess.run(harness("load", *said.split()), check=True)
     for namespace in ("plaudit", training.NAMESPACE):
         cluster.kubectl("create", "namespace", namespace, check=False)
         cluster.kubectl("label", "namespace", namespace, RESTRICTED, "--overwrite")

@@ -8,6 +8,7 @@ files on top, so that they cost seconds.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,6 @@ import chart
 import images
 from real_cluster import ROOT
 
-TAG = "next"
 NEW_FIELD, MOST_STEPS = "lookAhead", 60
 _SITE = "opt/plaudit/lib/python3.11/site-packages"
 _PARTS = {"plaudit_wire": "wire", "plaudit_job": "job", "plaudit_operator": "operator"}
@@ -50,17 +50,22 @@ def build(folder: Path) -> tuple[dict[str, str], Path, list[Path]]:
             assert before in text, f"{name} has no {before!r}: change the next release"
             text = text.replace(before, after)
         (sources / name).write_text(text)
-    built = {name: _image(image, sources) for name, image in chart.IMAGES.items() if image != images.REDIS}
+    built = {image: _image(image, sources) for image in (images.OPERATOR, images.WORKER)}
     archives = []
-    for image in sorted(set(built.values())):
+    for image in built.values():
         archives.append(folder / f"{image.rpartition('/')[2].replace(':', '-')}.tar")
         _run("buildah", "push", "-q", image, f"docker-archive:{archives[-1]}:{image}")
-    return {**chart.IMAGES, **built}, _chart(folder, sources), archives
+        _run("buildah", "rmi", image)
+    release = {name: built.get(image, image) for name, image in chart.IMAGES.items()}
+    return release, _chart(folder, sources), archives
 
 
 def _image(image: str, sources: Path) -> str:
-    """Build the image with the changed files, without their compiled ones, which are never checked against them."""
-    name = f"{image.rpartition(':')[0]}:{TAG}"
+    """Build the image with the changed files, without their compiled ones, which are never checked against them.
+
+    Its name is of this call alone, so that no other checkout's tests overwrite or remove it.
+    """
+    name = f"{image}-next-{secrets.token_hex(4)}"
     container = _run("buildah", "from", "--pull-never", image)
     root = Path(_run("buildah", "mount", container))
     for path in _CHANGES:

@@ -44,7 +44,17 @@ _KINDS = {
     "pods": kinds.POD,
     "deployment": kinds.DEPLOYMENT,
     "statefulset": kinds.STATEFUL_SET,
+    "job": kinds.JOB,
+    "service": kinds.SERVICE,
+    "serviceaccount": kinds.SERVICE_ACCOUNT,
+    "configmap": kinds.CONFIG_MAP,
+    "secret": kinds.SECRET,
+    "pdb": kinds.PDB,
+    "networkpolicy": kinds.NETWORK_POLICY,
+    "hpa": kinds.HPA,
     "lease": kinds.LEASE,
+    "pvc": kinds.Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    "quota": kinds.Kind("v1", "ResourceQuota", "resourcequotas"),
 }
 """Kinds that tests look at again and again, by the names that they use for them."""
 
@@ -87,11 +97,27 @@ class Cluster:
 
         What tests wait for is read without kubectl, which takes a twelfth of a second of CPU.
         """
-        if kind in _KINDS:
-            return self._read(_KINDS[kind].path(namespace or "default", name))
+        names = kind.split(",")
+        if _KINDS.keys() >= set(names):
+            found = [self._found(_KINDS[each], name, namespace or "default") for each in names]
+            if name or not all(found):
+                return found[0] if len(found) == 1 else {}
+            return {"items": [item for each in found for item in each["items"]]}
         where = ["--namespace", namespace] if namespace else []
         done = self.kubectl("get", kind, *([name] if name else []), *where, "-o", "json", check=False)
         return json.loads(done.stdout) if done.returncode == 0 else {}
+
+    def _found(self, kind: kinds.Kind, name: str, namespace: str) -> dict[str, Any]:
+        found = self._read(kind.path(namespace, name))
+        for item in found.get("items", []):
+            item["kind"] = kind.kind  # which lists leave out
+        return found
+
+    def warnings(self, name: str, namespace: str) -> set[str]:
+        """Return the reasons of the warnings about an object."""
+        selected = urlencode({"fieldSelector": f"involvedObject.name={name},type=Warning"})
+        events = self._read(f"{kinds.EVENT.path(namespace)}?{selected}").get("items", [])
+        return {each["reason"] for each in events}
 
     def pods(self, namespace: str, labels: str) -> list[dict[str, Any]]:
         """Return the pods that a label selector selects."""

@@ -18,11 +18,11 @@ NOWHERE = {"url": "redis://redis.nowhere.svc:6379/0"}
 Job = dict[str, Any]
 
 
-def scoring(name: str, **reward: Any) -> Job:
+def scoring(name: str, transport: Job | None = None, **reward: Any) -> Job:
     """Return the smallest job, which only scores."""
     sections = {"scorers": [{"name": "gsm8k", "kind": "rule", "rule": "gsm8k"}], **reward}
     metadata = {"name": name, "namespace": NAMESPACE}
-    spec = {"reward": sections, "transport": {"managed": {"memory": "256Mi", "storage": "1Gi"}}}
+    spec = {"reward": sections, "transport": transport or {"managed": {"memory": "256Mi", "storage": "1Gi"}}}
     return {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": spec}
 
 
@@ -31,14 +31,34 @@ def workers(**pod: Any) -> dict[str, Any]:
     return {"workers": {"pod": pod}}
 
 
+NOT_THERE = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "not-there", "key": "token"}}}
+_SIDE_BY_SIDE = (
+    scoring("no-image", NOWHERE, **workers(image="localhost/missing:1")),
+    scoring("no-memory", **workers(resources={"limits": {"memory": "24Mi"}})),
+    scoring("no-secret", **workers(env=[NOT_THERE])),
+    scoring("full", {"managed": {"memory": "32Mi", "storage": "1Gi"}}),
+)
+BEGUN = {job["metadata"]["name"]: job for job in _SIDE_BY_SIDE}
+"""Jobs that begin together: one gets into its trouble while a test looks at another."""
+
+
+@pytest.fixture(scope="module")
+def begun(installed: Cluster) -> Iterator[None]:
+    """Apply the jobs that begin together."""
+    done = installed.apply(*BEGUN.values())
+    assert done.returncode == 0, done.stderr
+    yield
+    installed.kubectl("--namespace", NAMESPACE, "delete", "rlj", *BEGUN, "--wait=false", "--ignore-not-found")
+
+
 @pytest.fixture
-def told(installed: Cluster) -> Iterator[Callable[..., str]]:
-    """Apply a job, wait for a reason, and check that describe shows it with all these texts and an event."""
+def told(installed: Cluster, begun: None) -> Iterator[Callable[..., str]]:
+    """Apply a job that has not begun, wait for a reason, and check that describe shows it, these texts and an event."""
     made: list[str] = []
 
     def told(job: Job, kind: str, reason: str, *words: str, event: bool = True) -> str:
         name = job["metadata"]["name"]
-        if name not in made:
+        if name not in {*made, *BEGUN}:
             made.append(name)
             done = installed.apply(job)
             assert done.returncode == 0, done.stderr
@@ -48,12 +68,10 @@ def told(installed: Cluster) -> Iterator[Callable[..., str]]:
 
         installed.until(f"{kind} says {reason}", has_reason)
 
-        def describe() -> str:
-            return " ".join(installed.kubectl("--namespace", NAMESPACE, "describe", "rlj", name).stdout.split())
-
         if event:
-            installed.until("the event", lambda: f"Warning {reason}" in describe())
-        said = describe()
+            installed.until("the event", lambda: reason in installed.warnings(name, NAMESPACE))
+            words = (f"Warning {reason}", *words)
+        said = " ".join(installed.kubectl("--namespace", NAMESPACE, "describe", "rlj", name).stdout.split())
         missing = [text for text in words if text not in said]
         assert not missing, said
         return said
@@ -73,21 +91,18 @@ def test_gpus_that_no_node_has(shared: Cluster, told: Callable[..., str]):
 
 
 def test_an_image_that_cannot_be_pulled(told: Callable[..., str]):
-    job = scoring("no-image", **workers(image="localhost/missing:1"))
-    job["spec"]["transport"] = NOWHERE
-    told(job, "RewardReady", "ImagePullFailed", "localhost/missing:1", "set spec.reward.workers.pod.image")
+    told(
+        BEGUN["no-image"], "RewardReady", "ImagePullFailed", "localhost/missing:1", "set spec.reward.workers.pod.image"
+    )
 
 
 def test_a_reward_worker_that_needs_more_memory_than_it_may_have(told: Callable[..., str]):
-    job = scoring("no-memory", **workers(resources={"limits": {"memory": "24Mi"}}))
-    told(job, "RewardReady", "OutOfMemory", "Raise spec.reward.workers.pod.resources.limits.memory")
+    told(BEGUN["no-memory"], "RewardReady", "OutOfMemory", "Raise spec.reward.workers.pod.resources.limits.memory")
 
 
 def test_a_secret_that_is_not_there(told: Callable[..., str], installed: Cluster):
-    key = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "not-there", "key": "token"}}}
-    job = scoring("no-secret", **workers(env=[key]))
     told(
-        job,
+        BEGUN["no-secret"],
         "RewardReady",
         "SecretOrConfigMissing",
         'secret "not-there" not found',
@@ -140,8 +155,7 @@ def test_a_judge_that_cannot_be_reached(shared: Cluster, told: Callable[..., str
 
 
 def test_a_redis_that_is_full_and_the_columns_of_kubectl_get(installed: Cluster, told: Callable[..., str]):
-    job = scoring("full")
-    job["spec"]["transport"] = {"managed": {"memory": "32Mi", "storage": "1Gi"}}
+    job = BEGUN["full"]
     told(job, "RewardReady", "Ready", event=False)
 
     def columns() -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import agent_sandbox
-import machine_image
+import images
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
@@ -42,16 +42,16 @@ from plaudit_workers.cli import main
 
 pytestmark = pytest.mark.timeout(900)
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
-NAMESPACE, IMAGE = "machines", machine_image.IMAGE
+NAMESPACE, IMAGE = "machines", images.MACHINE
 LIMITS = MachineLimits(memory_bytes=128 << 20, disk_bytes=128 << 20, processes=48, output_bytes=2000)
 AT_ONCE = 12
 
 
 @pytest.fixture(scope="module")
-def pods(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodCluster]:
+def pods(with_images: Cluster) -> Iterator[PodCluster]:
+    cluster = with_images
     if not cluster.own:
         pytest.skip("images can be loaded into a cluster of the harness alone")
-    machine_image.load(tmp_path_factory.mktemp("machines"))
     cluster.kubectl("create", "namespace", NAMESPACE, check=False)
     cluster.kubectl("label", "namespace", NAMESPACE, RESTRICTED, "--overwrite")
     with pytest.MonkeyPatch.context() as patch:

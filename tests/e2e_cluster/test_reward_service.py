@@ -25,13 +25,15 @@ pytestmark = pytest.mark.timeout(900)
 SERVICE, NEXT, JOBS = "shared", "shared-next", ("user-a", "user-b")
 SLOTS = {"maxConcurrentSamples": 4}
 """So few that samples wait, and callers have to share."""
+SCORE_S = 0.1
+"""So long that the loads leave the cores to the pods that start meanwhile, not so long that hundreds take minutes."""
 LOAD = Path(__file__).with_name("service_load.py")
 TRANSPORT = {"managed": {"memory": "256Mi", "storage": "1Gi"}}
 SCORER = {"name": "mine", "kind": "python", "python": {"path": "reward.py"}}
 
 
 def code(value: float) -> dict[str, Any]:
-    source = f"import time\n\ndef compute_score(sample):\n    time.sleep(0.05)\n    return {value}\n"
+    source = f"import time\n\ndef compute_score(sample):\n    time.sleep({SCORE_S})\n    return {value}\n"
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

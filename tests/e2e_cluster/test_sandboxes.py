@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import machine_image
+import images
 import pyarrow.parquet as parquet
 import pytest
 import training
@@ -99,7 +99,7 @@ class TerminalJob(PacedJob):
             "pod": training.heavy(),
         }
         del spec["rollout"]["agent"]["maxTurnTokens"]  # the script ends its turns by a token of its own
-        spec["sandboxes"] = {"provider": "pods", "image": machine_image.IMAGE, "maxConcurrent": 12, "warm": 2}
+        spec["sandboxes"] = {"provider": "pods", "image": images.MACHINE, "maxConcurrent": 12, "warm": 2}
         spec["sandboxes"]["keep"] = "all"
         spec["sandboxes"] |= {"memory": "64Mi", "disk": "32Mi"}
         spec["reward"] |= {"timeoutSeconds": 600, "workers": {"processes": 1, "replicas": 2}}
@@ -115,7 +115,7 @@ class TerminalJob(PacedJob):
 
     def tested_again(self, row: dict[str, Any]) -> Score:
         """Return the score of a sample's machine that was kept, from outside of the cluster."""
-        choice = MachineChoice(machine_image.IMAGE, memory_bytes=64 << 20, disk_bytes=32 << 20)
+        choice = MachineChoice(images.MACHINE, memory_bytes=64 << 20, disk_bytes=32 << 20)
         kept = KeptMachines(self.folder / KEPT, PodProvider(choice, namespace=NAMESPACE))
         given = json.loads(row["extra_info_json"])
         given["task"] = str(self._shared / Path(given["task"]).relative_to("/plaudit"))
@@ -153,16 +153,10 @@ def _call(digit: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster_with_image(shared: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+def job(shared: Cluster) -> Iterator[TerminalJob]:
     if not shared.own:
-        pytest.skip("kills processes of this machine, and loads an image")
-    machine_image.load(tmp_path_factory.mktemp("image"))
-    return shared
-
-
-@pytest.fixture(scope="module")
-def job(cluster_with_image: Cluster) -> Iterator[TerminalJob]:
-    job = TerminalJob(cluster_with_image, "terminal", STEPS)
+        pytest.skip("kills processes of this machine, and needs an image")
+    job = TerminalJob(shared, "terminal", STEPS)
     done = job.cluster.apply(job.manifest())
     assert done.returncode == 0, done.stderr
     yield job
@@ -216,8 +210,10 @@ def test_nothing_is_left_of_machines(job: TerminalJob) -> None:
 
 
 @pytest.fixture
-def programs(cluster_with_image: Cluster) -> Iterator[ProgramJob]:
-    job = ProgramJob(cluster_with_image, "programs", 1)
+def programs(shared: Cluster) -> Iterator[ProgramJob]:
+    if not shared.own:
+        pytest.skip("needs an image")
+    job = ProgramJob(shared, "programs", 1)
     done = job.cluster.apply(job.manifest())
     assert done.returncode == 0, done.stderr
     yield job

@@ -31,7 +31,7 @@ def _fixtures_of_e2e() -> ModuleType:
 
 
 _e2e = _fixtures_of_e2e()
-images_under_way, cluster = _e2e.images_under_way, _e2e.cluster
+archives, with_images, cluster = _e2e.archives, _e2e.with_images, _e2e.cluster
 definition, installed, shared = _e2e.definition, _e2e.installed, _e2e.shared
 pytest_collection_modifyitems = _e2e.pytest_collection_modifyitems  # Kueue's tests start an operator of their own
 

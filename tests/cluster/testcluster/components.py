@@ -12,12 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from string import Template
 
+from . import images
 from .host import FailureError, Host, run, wait
 from .programs import HERE, Programs
 
@@ -96,12 +97,15 @@ class Cluster:
                  "route add blackhole 10.77.0.0/16", "route add blackhole 10.244.0.0/16")  # fmt: skip
         run(*self.inside("hub"), "sysctl", "-qw", *FORWARDING)
 
-    def start_nodes(self, nodes: Iterable[int], gpus: int) -> None:
-        """Starts nodes, new or killed, and gives each so many GPUs that only the scheduler believes in."""
+    def start_nodes(self, nodes: Iterable[int], gpus: int, archives: Sequence[Path] = ()) -> None:
+        """Starts nodes, new or killed, and gives each so many GPUs that only the scheduler believes in.
+
+        New ones have the images of these archives.
+        """
         began, nodes = datetime.now(UTC).strftime("%FT%TZ"), list(nodes)
         missing = [node for node in nodes if not self.node_is_up(node)]
         for node in missing:
-            self._start_node(node)
+            self._start_node(node, archives)
         for place in (f"node{node}" for node in missing):
             self._wait(place, partial(self._is_ready, place, began), *(f"{place}/{part}" for part in ON_NODE))
         if not nodes:
@@ -130,21 +134,38 @@ class Cluster:
 
     def load(self, archives: Iterable[Path], nodes: Iterable[int]) -> None:
         """Imports image archives into nodes, each into all of them at once."""
-        enter = [self.inside(f"node{node}") for node in nodes]
+        places = [f"node{node}" for node in nodes]
         for archive in archives:
+            lacking = [place for place in places if images.fingerprint(archive) not in self._loaded(place)]
             command = ["ctr", "--namespace=k8s.io", "images", "import", str(archive.absolute())]
             imports = [
-                subprocess.Popen([*it, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for it in enter
+                subprocess.Popen([*self.inside(it), *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                for it in lacking
             ]
             said = [process.communicate()[0].decode() for process in imports]
             if failed := [text for text, process in zip(said, imports, strict=True) if process.returncode]:
                 raise FailureError(f"{archive}: {failed[0].strip()}")
+            for place in lacking:
+                self._note_loaded(place, [archive])
 
-    def _start_node(self, node: int) -> None:
+    def _loaded(self, place: str) -> str:
+        """The fingerprints of the archives that a node has."""
+        file = self.folder / place / "loaded"
+        return file.read_text() if file.exists() else ""
+
+    def _note_loaded(self, place: str, archives: Sequence[Path]) -> None:
+        with (self.folder / place / "loaded").open("a") as file:
+            file.writelines(map(images.fingerprint, archives))
+
+    def _start_node(self, node: int, archives: Sequence[Path]) -> None:
         place, address, pods = f"node{node}", f"10.77.{node}.2", f"10.244.{node}.0/24"
         folder = self.folder / place
         self.kill_node(node)
         (folder / "cni").mkdir(parents=True, exist_ok=True)
+        if archives and not (content := folder / "var/lib/containerd").exists():
+            with images.store_of(archives, self.programs.image_stores) as store:
+                images.link(store, content)
+            self._note_loaded(place, archives)
         self._certify(place, f"/O=system:nodes/CN=system:node:{place}", f"DNS:{place},IP:{address}")
         self._write_kubeconfig(self.pki / f"{place}.kubeconfig", place, "10.77.0.1")
         for path in ("containerd.toml", "kubelet.yaml", "cni/pods.conflist"):

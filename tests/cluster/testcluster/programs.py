@@ -53,6 +53,7 @@ class Programs:
         self.cache = Path(os.environ.get("PLAUDIT_CLUSTER_CACHE") or base / "plaudit-cluster" / self.version).absolute()
         self.bin = self.cache / "bin"
         self.pause_image = self.cache / "pause.tar"
+        self.image_stores = self.cache / "image-stores"
 
     def build(self) -> None:
         """Builds what is missing or older than its sources. A build that was cut short goes on where it was.
