@@ -321,7 +321,7 @@ class _Scanner(RoundTripScanner):
 
 
 class _Constructor(RoundTripConstructor):
-    """Name the scalar that looks like a number or a date, and is none."""
+    """Name the scalar that looks like a number or a date, and is none; refuse a mapping or a list as a key."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """Construct a value."""
@@ -330,6 +330,12 @@ class _Constructor(RoundTripConstructor):
         except ValueError as error:
             message = f"{shown(node.value)} cannot be read ({error})"
             raise ConstructorError(None, None, message, node.start_mark) from None
+
+    def check_mapping_key(self, node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> bool:
+        """Return True for a key that the mapping does not have yet."""
+        if not isinstance(key_node, ScalarNode):
+            raise ConstructorError(None, None, "a mapping or a list stands where a key should", key_node.start_mark)
+        return bool(super().check_mapping_key(node, key_node, mapping, key, value))
 
 
 def _syntax(message: str, line: int | None) -> Problem:

@@ -85,6 +85,8 @@ def test_validation_uses_the_length_of_training_by_default(
         (BILLION_LAUGHS, 1, "is larger than 4 Mi characters"),
         ("a: " + "[" * 5000, 1, "nested more than 64 levels deep"),
         ("a: 1\nb: [1, " + "9" * 40 + "]\n", 2, "is an integer beyond 64 bits"),
+        ("a: 1\n? {b: {c: 1}}\n: 2\n", 2, "a mapping or a list stands where a key should"),
+        ("a: 1\nb: {[1, [2]]: 2}\n", 2, "a mapping or a list stands where a key should"),
         ('a: 1\n"[": ' + "9" * 40 + "\n", 2, "is an integer beyond 64 bits"),
         ('a: 1\n"b[x].]": {"[-1]": ' + "9" * 40 + "}\n", None, "is an integer beyond 64 bits"),
         ("- " * 5000, None, "nested too deeply"),
