@@ -135,17 +135,16 @@ class LocalProcesses:
         if plan.name in self._started:
             variables[RESTARTED] = "1"
         self._started.add(plan.name)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            _MODULE,
-            plan.serve,
-            env=variables,
-            stdin=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=partial(end_with, os.getpid()),
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", _MODULE, plan.serve),
+                env=variables,
+                stdin=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=partial(end_with, os.getpid()),
+            )
+        except OSError as error:
+            raise RoleDiedError(f"it cannot be started: {error}") from error
         self._running[plan.name] = process
         if not self._wanted:
             _kill(process)
