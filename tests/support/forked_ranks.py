@@ -49,10 +49,10 @@ def _run(program: Program, arguments: Sequence[object], environment: Mapping[str
     program(*arguments)
 
 
-def exit_codes(ranks: Sequence[BaseProcess]) -> list[int | None]:
-    """Wait for the ranks to end, and end those that have not after some minutes; they count as None."""
+def exit_codes(ranks: Sequence[BaseProcess], within_s: float = _WITHIN_S) -> list[int | None]:
+    """Wait for the ranks to end, and end those that have not within this time; they count as None."""
     try:
-        deadline = time.monotonic() + _WITHIN_S
+        deadline = time.monotonic() + within_s
         for rank in ranks:
             rank.join(max(deadline - time.monotonic(), 0.0))
         return [rank.exitcode for rank in ranks]

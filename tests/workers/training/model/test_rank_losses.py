@@ -91,7 +91,7 @@ def test_two_ranks_compute_the_gradients_of_one(make_job, make_groups, tmp_path)
         cases[name] = (job.model_dump_json(by_alias=True), batches, free_port())
     (tmp_path / "cases.pickle").write_bytes(pickle.dumps(cases))
     ranks = [rank for number in (2, 1) for rank in start_ranks(run_cases, tmp_path, number)]
-    assert exit_codes(ranks) == [0, 0, 0], errors_in(tmp_path)
+    assert exit_codes(ranks, within_s=570) == [0, 0, 0], errors_in(tmp_path)  # every loss: minutes beside a cluster
 
     of_two, of_one = (pickle.loads((tmp_path / f"results-{number}.pickle").read_bytes()) for number in (2, 1))
     clipped = set()
