@@ -71,6 +71,13 @@ REFUSALS = {
 }
 
 
+def raised(error: Exception) -> str:
+    """Return an exception with the frames of ours that it passed; redis-py's ``repr`` leaves the message out."""
+    frames = [f"{Path(each.filename).name}:{each.lineno}" for each in traceback.extract_tb(error.__traceback__)]
+    own = [each for each in frames if not each.startswith(("client.py", "connection.py", "base.py"))]
+    return f"raised {type(error).__name__} {error} at {' '.join(own[-6:])}"[:500]
+
+
 class Soak:
     """One run and its faults.
 
@@ -125,8 +132,7 @@ class Soak:
             except TimeoutError:
                 return [f"not finished after {ENDS_WITHIN_S:.0f} s; steps {len(self.simulation.steps())}"]
             except Exception as error:
-                where = traceback.extract_tb(error.__traceback__)[-1]
-                return [f"raised {error!r} at {Path(where.filename).name}:{where.lineno}"[:300]]
+                return [raised(error)]
             finally:
                 keeping.cancel()
         left = await self._left()
@@ -281,7 +287,7 @@ async def soak(first: int, runs: int) -> dict[str, Any]:
                     try:
                         problems = await run.run()
                     except Exception as error:
-                        problems = [f"a worker raised {error!r}"[:300]]
+                        problems = [f"a worker {raised(error)}"]
             gc.collect()
         struck.update(run.faults)
         if problems:
