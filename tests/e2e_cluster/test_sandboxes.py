@@ -231,5 +231,6 @@ def test_programs_in_pods_ask_their_rollout_for_the_policys_turns(programs: Prog
     rows = [row for file in programs.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
     assert len(rows) >= PROMPTS * SAMPLES
     for row in rows:
-        assert (row["outcome"], row["score"]) == ("scored", REWARDS.get(row["prompt"].rstrip("=")[-2:], 0.0)), row
+        reward = REWARDS.get(row["prompt"].rstrip("=")[-2:], 0.0)
+        assert (row["outcome"], row["score"]) == ("scored", reward), row["reason"]
     cluster.until("no machine is left", lambda: not programs.machines())
