@@ -107,7 +107,9 @@ def start(example: Path, folder: Path, *, on_ray: bool) -> dict[str, float]:
     with ray_of_its_own(on_ray) as (pids, arguments), log.open("wb") as output:
         command = [sys.executable, "-m", "plaudit_workers.cli", "run", str(example / "job.yaml")]
         command += ["--runs-folder", str(folder), "--run", "run", *arguments]
-        run = subprocess.Popen(command, stdout=output, stderr=output)
+        # A Ray that plaudit run starts has a token, in a file of this user.
+        environment = {**os.environ, **({"RAY_AUTH_MODE": "token"} if on_ray else {})}
+        run = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         pids.append(run.pid)
         while not DONE[example.name](folder / "run"):
             if run.poll() is not None or time.monotonic() - began > WITHIN_S:

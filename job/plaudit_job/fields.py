@@ -270,7 +270,7 @@ def _command(written: list[Any], mark: JobPath, folder: Path) -> list[Any]:
     # Not pathlib: its is_file raises for what is too long for a name, such as the text of a program.
     is_file = [isinstance(each, str) and each != "" and os.path.isfile(folder / each) for each in arguments]
     return [
-        _absolute(program, mark, folder) if "/" in str(program) else program,
+        _absolute(program, mark, folder) if isinstance(program, str) and "/" in program else program,
         *(_absolute(each, mark, folder) if file else each for each, file in zip(arguments, is_file, strict=True)),
     ]
 
@@ -278,7 +278,8 @@ def _command(written: list[Any], mark: JobPath, folder: Path) -> list[Any]:
 def _absolute(path: str, mark: JobPath, folder: Path) -> str:
     if not path or is_address(path):  # whoever looks for the file refuses it, as it was written
         return path
-    target = Path(os.path.normpath(folder / Path(path).expanduser()))
+    # Not pathlib: its expanduser raises for a user whom this machine does not have.
+    target = Path(os.path.normpath(folder / os.path.expanduser(path)))
     if mark.kind == "source" and is_hub_id(path) and not os.path.exists(target):
         return path
     return str(target)

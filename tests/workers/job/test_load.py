@@ -144,6 +144,21 @@ def test_paths_become_absolute_beside_the_job_file(
     assert spec.environments[0].command == ["python", str(tmp_path / "servers/box.py"), "box.toml", "--fast"]
 
 
+def test_a_path_of_a_user_that_this_machine_lacks_is_beside_the_job_file(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path], tmp_path: Path
+) -> None:
+    spec = load_job(write_job(changed({"model.tokenizer": "~no-such-user/tokenizer"}))).spec
+    assert spec.model.tokenizer == str(tmp_path / "~no-such-user/tokenizer")
+
+
+def test_a_command_whose_program_is_no_text_is_refused_by_name(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path]
+) -> None:
+    server = {"name": "box", "command": [{"./serve.sh": None}]}
+    with pytest.raises(JobError, match=r"environments\[0\]\.command\[0\]: \{'./serve.sh': None\} is not text"):
+        load_job(write_job(changed({"environments": [server]})))
+
+
 def test_a_source_is_a_hub_id_unless_it_looks_like_a_path_or_is_one(
     changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path], tmp_path: Path
 ) -> None:
