@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from plaudit_sandbox.lifetime import end_program_with_us
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.frames import signal_name
 from plaudit_wire.logs import get_logger
 from plaudit_workers.process import RESTARTED
 
@@ -60,7 +61,7 @@ class ChildServer:
     @property
     def killed_by(self) -> str:
         """Return the name of the signal that ended it; empty for none."""
-        return signal.Signals(-self.exit_code).name if self.exit_code is not None and self.exit_code < 0 else ""
+        return signal_name(-self.exit_code) if self.exit_code is not None and self.exit_code < 0 else ""
 
     async def until_ready(
         self, is_ready: IsReady, *, within_s: float = math.inf

@@ -17,7 +17,6 @@ import logging
 import os
 import secrets
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.launch.plan import ProcessPlan, Role
 from plaudit_workers.launch.redis import free_port, write_private
-from plaudit_workers.launch.role_process import begin, imported
+from plaudit_workers.launch.role_process import begin, imported, worker_name
 from plaudit_workers.launch.served_models import own_address
 from plaudit_workers.launch.supervisor import RoleDiedError
 from plaudit_workers.process import EXIT_CRASHED, RESTARTED, ProcessEnding, serve_guarded
@@ -119,8 +118,7 @@ class ProcessActor:
     """
 
     def __init__(self, name: str, serve: str) -> None:
-        # A new name at each start: others claim the work of a dead process, and nobody mistakes it for this one's.
-        os.environ["PLAUDIT_WORKER"] = f"{name}-{uuid.uuid4().hex[:8]}"
+        os.environ["PLAUDIT_WORKER"] = worker_name(name)
         if ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed:
             os.environ[RESTARTED] = "1"
         self._settings = begin()

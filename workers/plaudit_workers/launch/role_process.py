@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 import threading
+import uuid
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,11 @@ from plaudit_workers.process import EXIT_DONE, ProcessSettings, Serve, serve_unt
 from plaudit_workers.timeline import STARTED, stamp, started_s
 
 _ENDS_WITHIN_S = 10.0
+
+
+def worker_name(name: str) -> str:
+    """Return a new name for each start: others claim the work of a dead process, and none takes it for this one's."""
+    return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 def begin() -> ProcessSettings:

@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import sys
-import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,10 +22,11 @@ from typing import Protocol
 import msgspec
 
 from plaudit_sandbox.privileges import end_with
+from plaudit_wire.frames import signal_name
 from plaudit_wire.logs import get_logger
 from plaudit_workers.launch.plan import ProcessPlan, Role
 from plaudit_workers.launch.redis import free_port
-from plaudit_workers.launch.role_process import ending_file
+from plaudit_workers.launch.role_process import ending_file, worker_name
 from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, RESTARTED, ProcessEnding
 
 logger = get_logger(__name__)
@@ -130,8 +130,7 @@ class LocalProcesses:
         said = ending_file(Path(plan.environment["PLAUDIT_LOG_FILE"]))
         said.unlink(missing_ok=True)
         variables = {**os.environ, **plan.environment}
-        # A new name at each start: others claim the work of a dead process, and nobody mistakes it for this one's.
-        variables["PLAUDIT_WORKER"] = f"{plan.name}-{uuid.uuid4().hex[:8]}"
+        variables["PLAUDIT_WORKER"] = worker_name(plan.name)
         if plan.name in self._started:
             variables[RESTARTED] = "1"
         self._started.add(plan.name)
@@ -158,7 +157,7 @@ class LocalProcesses:
             ending = msgspec.json.decode(said.read_bytes(), type=ProcessEnding)
             if ending.code != EXIT_CRASHED:
                 return ending
-        raise RoleDiedError(f"it ended by {signal.Signals(-code).name}" if code < 0 else f"its exit code is {code}")
+        raise RoleDiedError(f"it ended by {signal_name(-code)}" if code < 0 else f"its exit code is {code}")
 
 
 def has_gpus() -> bool:
