@@ -42,7 +42,7 @@ SMALL = '[environment]\ncpus = 0.1\nmemory_mb = 64\nstorage_mb = 32\nworkdir = "
 
 
 PROGRAM = """
-import json, os, socket, sys, urllib.error, urllib.request
+import json, os, socket, sys, time, urllib.error, urllib.request
 from urllib.parse import urlsplit
 
 url, messages = os.environ["OPENAI_BASE_URL"], json.load(sys.stdin)["messages"]
@@ -51,8 +51,12 @@ url, messages = os.environ["OPENAI_BASE_URL"], json.load(sys.stdin)["messages"]
 def ask(key=os.environ["OPENAI_API_KEY"]):
     body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages}).encode()
     headers = {"authorization": "Bearer " + key, "content-type": "application/json"}
-    answer = urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body, headers))
-    return json.load(answer)["choices"][0]["message"]["content"]
+    while True:
+        try:
+            answer = urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body, headers))
+            return json.load(answer)["choices"][0]["message"]["content"]
+        except ConnectionResetError:  # until the rollout has seen that the connections below were closed
+            time.sleep(0.1)
 
 
 held = [socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)) for _ in range(66)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import errno
 import importlib.util
 import inspect
 import operator
@@ -74,11 +75,13 @@ def import_user_file(path: str, what: str = "reward file") -> ModuleType:
 
 _INFRASTRUCTURE = frozenset(
     {
+        "requests.exceptions.ChunkedEncodingError",
         "requests.exceptions.ConnectionError",
         "requests.exceptions.Timeout",
         "urllib3.exceptions.HTTPError",
         "httpx.TransportError",
         "aiohttp.client_exceptions.ClientConnectionError",
+        "aiohttp.client_exceptions.ClientPayloadError",
         "aiohttp.client_exceptions.ServerTimeoutError",
         "openai.APIConnectionError",
         "openai.RateLimitError",
@@ -87,20 +90,30 @@ _INFRASTRUCTURE = frozenset(
         "anthropic.RateLimitError",
         "anthropic.InternalServerError",
         "redis.exceptions.ConnectionError",
+        "redis.exceptions.TimeoutError",
+        "websockets.exceptions.ConnectionClosed",
+        "asyncio.exceptions.IncompleteReadError",
+        "http.client.BadStatusLine",
+        "http.client.IncompleteRead",
         "socket.gaierror",
+        "ssl.SSLError",
         "urllib.error.URLError",
     }
 )
 _BUILT_IN_INFRASTRUCTURE = (InfrastructureError, ConnectionError, TimeoutError, MemoryError)
 _RETRIABLE_STATUS = frozenset({408, 425, 429})
+_NO_NETWORK = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
 
 
 def is_infrastructure(error: BaseException) -> bool:
     """Return True if a service that the function called failed, False if the sample did.
 
-    Client libraries are recognised by the names of their exception classes, so none of them must be installed.
+    Client libraries are recognised by the names of their exception classes, so none of them must be installed. A group
+    of exceptions, as ``asyncio.TaskGroup`` raises it, is a service's if each of them is.
     """
-    if isinstance(error, _BUILT_IN_INFRASTRUCTURE):
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_infrastructure(each) for each in error.exceptions)
+    if isinstance(error, _BUILT_IN_INFRASTRUCTURE) or (isinstance(error, OSError) and error.errno in _NO_NETWORK):
         return True
     status = _status(error)
     if status is not None:
