@@ -1,4 +1,4 @@
-"""Examples in pods with real models: rollouts, reward workers, a reward model and a trainer, with and without tools.
+"""Examples in pods: rollouts with vLLM, reward workers, a reward model and a trainer; tools with a scripted policy.
 
 A few steps show that the parts work together in pods. That models learn is shown by tests/e2e, which runs the same
 examples on this machine for as long as that takes.
@@ -61,7 +61,7 @@ def test_a_job_trains_completes_and_leaves_nothing_behind(shared: Cluster):
     shared.until("nothing left behind", lambda: not left(shared, before))
 
 
-def test_a_model_calls_a_tool(shared: Cluster):
+def test_rollouts_call_tools_of_the_jobs_files(shared: Cluster):
     done = shared.apply(*training.tools(TOOL_STEPS))
     assert done.returncode == 0, done.stderr
 
@@ -71,9 +71,11 @@ def test_a_model_calls_a_tool(shared: Cluster):
 
     job = shared.until("the end of the job", ended, 900)
     assert job["status"]["phase"] == "Complete", job["status"]["conditions"]
-    rows = training.steps(shared, job)
+    rows, spec = training.steps(shared, job), job["spec"]
     assert [row["step"] for row in rows] == list(range(1, TOOL_STEPS + 1))
-    assert any(row["reward_pipeline/tool/open_safe/outcome/ok"] > 0 for row in rows)
+    calls = len(rows) * spec["algorithm"]["promptsPerStep"] * spec["algorithm"]["samplesPerPrompt"]
+    assert sum(row["reward_pipeline/tool/open_safe/outcome/ok"] for row in rows) == calls
+    assert all(0.1 < row["reward/mean"] < 1.0 for row in rows)  # the digit of the script is right now and then
     assert not training.ledger(shared, job)["problems"]
     shared.kubectl("--namespace", training.NAMESPACE, "delete", "rlj/tools", "configmap/tools")
 

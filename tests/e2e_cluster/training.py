@@ -82,13 +82,19 @@ def copy_digits(steps: int, name: str = "copy-digits", **spec: Any) -> dict[str,
 
 
 def tools(steps: int) -> list[dict[str, Any]]:
-    """Return the example of a model that learns to call a tool, with the ConfigMap of its files."""
+    """Return the example of a model that learns to call a tool, with the ConfigMap of its files.
+
+    A script takes the part of vLLM, which ``copy_digits`` has: it calls the tool, and then answers with a digit.
+    """
     job: dict[str, Any] = YAML(typ="safe").load(_TOOLS / "job.yaml")
     sections = job["spec"]
     job["metadata"] = {"name": "tools", "namespace": NAMESPACE}
     sections["model"]["source"] = "/plaudit/tools/model"
     sections["data"]["train"]["path"] = "/plaudit/tools/data/train.parquet"
     sections["algorithm"]["steps"] = steps
+    turns = ['<tool_call>{"name": "open_safe", "arguments": {}}</tool_call>', "0"]
+    sections["rollout"]["engine"] = {"kind": "scripted", "maxModelLength": 64, "arguments": {"turns": turns}}
+    del sections["rollout"]["agent"]["maxTurnTokens"]  # the script ends its turns by a token of its own
     sections["rollout"]["pod"] = heavy()
     sections["trainer"]["pod"] = heavy()
     sections["storage"] = {"claimName": "shared"}

@@ -163,6 +163,15 @@ def test_the_managed_redis_admits_only_its_users(world: World, tmp_path: Path) -
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
 
 
+def test_redis_is_probed_often_while_it_starts_and_seldom_afterwards_and_never_killed(world: World) -> None:
+    [container] = pod(world, "job-redis")["containers"]
+    startup, readiness = container["startupProbe"], container["readinessProbe"]
+    assert startup["exec"] == readiness["exec"]
+    assert startup["periodSeconds"] < readiness["periodSeconds"]
+    assert "livenessProbe" not in container
+    assert startup["periodSeconds"] * startup["failureThreshold"] > 7 * 24 * 3600  # its log may take hours to read
+
+
 def test_the_managed_redis_loads_the_functions_whenever_it_starts(world: World, tmp_path: Path) -> None:
     managed, needed = RedisPod(world, tmp_path), {library.name.encode() for library in libraries()}
     for _ in range(2):
