@@ -20,19 +20,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 from rich.console import Console
 
 from plaudit_job.secrets import reward_secrets, secret_value
 from plaudit_job.spec.rewards import GatewaySpec
 from plaudit_metrics.sources.steps import RunEnding, read_steps, write_ending
-from plaudit_metrics.statistics.stages import validation_rewards
-from plaudit_wire.errors import EXIT_INTERRUPTED, RefusedError
+from plaudit_reward.http import HttpClient, NoResponseError
+from plaudit_wire.errors import EXIT_INTERRUPTED, CallTimeoutError, RefusedError
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.code_checks import ignored
 from plaudit_workers.launch.gpu_shares import share_gpus
@@ -62,6 +62,7 @@ _COLUMNS = (
 _PRINT_EVERY_S = 0.25
 _PROCESS = "plaudit run"
 _LOOK_AGAIN_S = 0.2
+_RESPONSE_WITHIN_S = 5.0
 _RESUMABLE = "the same command with --resume continues from the last checkpoint"
 _CPU_BUILD_NOTE = (
     "note: Ray has GPUs, but the installed vLLM is its CPU build, so rollouts generate on CPUs. "
@@ -331,6 +332,18 @@ class StepLines:
         self._console.out("".join(cells) + f"  {step.get('verdict', '')}{_failed_scores(step)}")
 
 
+_PREFIX, _SUFFIX = "val/", "/reward"
+
+
+def validation_rewards(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return the mean validation reward by data source (which may hold slashes), from ``val/<data source>/reward``."""
+    return {
+        key.removeprefix(_PREFIX).removesuffix(_SUFFIX): value
+        for key, value in figures.items()
+        if key.startswith(_PREFIX) and key.endswith(_SUFFIX)
+    }
+
+
 _FAILED_SCORES = re.compile(r"reward_pipeline/scorer/(.+)/outcome/(?!scored|skipped)\w+")
 
 
@@ -401,13 +414,15 @@ def write_address(folder: Path, redis: RedisAddress, gateway: GatewayAddress) ->
 
 async def write_when_answered(folder: Path, redis: RedisAddress, gateway: GatewayAddress) -> None:
     """Write the addresses once the gateway answers under them: who finds the file can use it."""
-    headers = {"authorization": f"Bearer {gateway.token}"}
-    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, trust_env=False) as http:
+    client = HttpClient(max_connections=1, bearer_token=gateway.token)
+    try:
         while gateway.url:
-            with contextlib.suppress(httpx.TransportError):
-                if (await http.get("/v1/service")).status_code == httpx.codes.OK:
+            with contextlib.suppress(NoResponseError, CallTimeoutError):
+                if (await client.get(f"{gateway.url}/v1/service", _RESPONSE_WITHIN_S)).status == HTTPStatus.OK:
                     break
             await asyncio.sleep(_LOOK_AGAIN_S)
+    finally:
+        await client.close()
     write_address(folder, redis, gateway)
 
 
