@@ -77,6 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
     folder: Path | None = None
     try:
         with contextlib.ExitStack() as stack:
+            local = None
+            if not (arguments.address or has_gpus()):
+                local = stack.enter_context(LocalProcesses())  # its template imports while the job is checked
             prepared = prepare(arguments, console, stack)
             if prepared is None:
                 return EXIT_DONE
@@ -88,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
             write_ending(folder, None)
             for problem in ignored(prepared.job):
                 console.out(str(problem), style="yellow")
-            ending = asyncio.run(_Launch(prepared, arguments, console).run())
+            ending = asyncio.run(_Launch(prepared, arguments, console, local).run())
     except RefusedError as error:
         ending = ProcessEnding(EXIT_REFUSED, str(error))
     except _RayNotUpError:
@@ -120,7 +123,10 @@ class _RayNotUpError(Exception):
 class _Launch:
     """Run a job once, from its Redis to its summary."""
 
-    def __init__(self, prepared: Prepared, arguments: argparse.Namespace, console: Console) -> None:
+    def __init__(
+        self, prepared: Prepared, arguments: argparse.Namespace, console: Console, local: LocalProcesses | None
+    ) -> None:
+        self._local = local
         self._job, self._folder, self._lock = job, folder, _ = prepared
         self._address: str | None = arguments.address
         self._console = console
@@ -180,11 +186,11 @@ class _Launch:
     async def _placed(self, context: LaunchSettings, interrupt: Interrupt) -> AsyncIterator[_Placed]:
         """Plan the processes for where they will run: on this machine, or on Ray where it has GPUs or is a cluster."""
         plans = plan_processes(self._job, context, with_gpus=False)
-        if self._address or has_gpus():
+        if self._local is not None:
+            yield plans, self._local
+        else:
             async with self._ray(plans, context, interrupt) as planned:
                 yield planned
-        else:
-            yield plans, LocalProcesses()
 
     @contextlib.asynccontextmanager
     async def _ray(
