@@ -30,6 +30,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.plain import error_text
 
 PACKED_ATTENTION = "plaudit_packed"
@@ -354,8 +355,6 @@ def choose_attention(model: PreTrainedModel, device: torch.device, dtype: torch.
     """
     if device.type != "cuda":
         return
-    from plaudit_wire.logs import get_logger  # structlog, which benchmarks/gpu does without
-
     logger = get_logger(__name__)
     problem = problem_of(model, device, dtype)
     if not problem:

@@ -10,9 +10,9 @@ import pytest
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.steps import KeptSteps
-from plaudit_metrics.statistics.columns import NO_SCORER, Failure, FailureCounts, shortened
+from plaudit_metrics.statistics.columns import NO_SCORER, FailureCounts, shortened
 from plaudit_metrics.statistics.steps import step_record
-from plaudit_wire.records import SampleRecord, ScorerRecord, StepRecord
+from plaudit_wire.records import Failure, SampleRecord, ScorerRecord, StepRecord
 
 Build = Callable[..., Any]
 

@@ -1,7 +1,7 @@
 """Log a constant message and fields as JSON lines; identify a sample's trace. Every module gets its logger here.
 
-``__main__`` configures the logs once. structlog writes through the standard library's loggers, so that records of
-libraries go to the same place.
+``__main__`` configures the logs once. Fields travel in the records of the standard library's loggers, so that records
+of libraries go to the same place.
 
 The ids of a trace follow from run, group and index alone, so no process has to pass them on. The metrics service sends
 the spans. A service that works on a sample, such as a judge, receives the trace in a W3C ``traceparent`` header and
@@ -11,29 +11,55 @@ adds its own spans below ours.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import sys
 import time
-from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any, cast
 
-import msgspec
-import structlog
-
-_PASSED_ON = ("exc_info", "stack_info")
 _DRAWN_BITS = 64
+_CALLER = 3
+"""Frames from ``logging`` up to the call of a method of ``Logger``, whose place the record names."""
 
 
-def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """Return the logger of a module; its methods take a message and fields: ``logger.info("took over", step=3)``."""
-    logger = structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=[structlog.stdlib.filter_by_level, _to_standard_library],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
-    return cast("structlog.stdlib.BoundLogger", logger)
+class Logger:
+    """Log a message and fields: ``logger.info("took over", step=3)``; a message is constant, and formats nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, message: str, /, **fields: object) -> None:
+        """Log at level DEBUG."""
+        self._log(logging.DEBUG, message, fields)
+
+    def info(self, message: str, /, **fields: object) -> None:
+        """Log at level INFO."""
+        self._log(logging.INFO, message, fields)
+
+    def warning(self, message: str, /, **fields: object) -> None:
+        """Log at level WARNING."""
+        self._log(logging.WARNING, message, fields)
+
+    def error(self, message: str, /, **fields: object) -> None:
+        """Log at level ERROR."""
+        self._log(logging.ERROR, message, fields)
+
+    def exception(self, message: str, /, **fields: object) -> None:
+        """Log at level ERROR, with the traceback of the exception that is being handled."""
+        self._log(logging.ERROR, message, fields, traceback=True)
+
+    def log(self, level: int, message: str, /, **fields: object) -> None:
+        """Log at a level of ``logging``."""
+        self._log(level, message, fields)
+
+    def _log(self, level: int, message: str, fields: dict[str, object], *, traceback: bool = False) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, message, extra={"fields": fields}, exc_info=traceback, stacklevel=_CALLER)
+
+
+def get_logger(name: str) -> Logger:
+    """Return the logger of a module."""
+    return Logger(name)
 
 
 def configure_logs(log_file: Path | None, *, worker: str, level: int = logging.INFO) -> None:
@@ -47,48 +73,35 @@ def configure_logs(log_file: Path | None, *, worker: str, level: int = logging.I
     else:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(log_file)
-    handler.setFormatter(_json_lines(worker))
+    handler.setFormatter(_JsonLines(worker))
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-def _to_standard_library(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
-    """Pass the message and the fields to ``logging``, which keeps the fields in the record."""
-    message = str(event.pop("event"))
-    passed_on = {name: event.pop(name) for name in _PASSED_ON if name in event}
-    return (message,), {"extra": {"fields": event}, **passed_on}
+class _JsonLines(logging.Formatter):
+    """Write a record as a JSON object."""
 
+    def __init__(self, worker: str) -> None:
+        super().__init__()
+        self._worker = worker
 
-def _json_lines(worker: str) -> structlog.stdlib.ProcessorFormatter:
-    def members(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        record: logging.LogRecord = event["_record"]
+    def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        return {
+        members: dict[str, object] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "worker": worker,
-            "message": event["event"],
+            "worker": self._worker,
+            "message": record.getMessage(),
             **getattr(record, "fields", {}),
-            **({"exc_info": event["exc_info"]} if event.get("exc_info") else {}),  # record.exc_info is empty by now
         }
-
-    return structlog.stdlib.ProcessorFormatter(
-        processors=[
-            members,
-            structlog.processors.format_exc_info,
-            _traceback,
-            structlog.processors.JSONRenderer(default=_plain),
-        ]
-    )
-
-
-def _traceback(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    if "exception" in event:
-        event["traceback"] = event.pop("exception")
-    return event
+        if record.exc_info and record.exc_info[0]:
+            members["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(members, default=_plain)
 
 
 def _plain(value: object) -> object:
+    import msgspec  # what logs no message of the wire does without
+
     return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else str(value)
 
 

@@ -223,6 +223,21 @@ class Stamps(msgspec.Struct, frozen=True, omit_defaults=True):
     """It became terminal."""
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """One kind of failure of one scorer; written by the metrics service, read by ``plaudit run``."""
+
+    scorer: str
+    outcome: Outcome
+    reason: str
+    """Of the first sample that failed so; empty when it has none."""
+    count: int
+    """Samples that failed so."""
+
+    def __str__(self) -> str:
+        """Return ``64 × KeyError: 'answer' (reward.py:2 in compute_score)``."""
+        return f"{self.count} × {self.reason or self.outcome}"
+
+
 class SampleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The complete record of one terminal sample."""
 
@@ -236,6 +251,11 @@ class SampleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     generation: GenerationRecord | None = None
     deliveries: int = 1
     """Deliveries to reward workers: the first one, and one for each lapsed lease."""
+
+    @property
+    def wall_s(self) -> float:
+        """Return the seconds from its admission until it became terminal."""
+        return (self.stamps.committed or self.stamps.admitted) - self.stamps.admitted
 
 
 def is_drawn(name: str, share: float) -> bool:

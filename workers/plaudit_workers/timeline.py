@@ -38,19 +38,22 @@ class Stamp(msgspec.Struct, frozen=True):
     """User and system seconds of the process until then."""
 
 
-def stamp(stage: str, process: str = "", *, file: Path | None = None, time_s: float | None = None) -> None:
+def stamp(
+    stage: str, process: str = "", *, file: Path | None = None, time_s: float | None = None, cpu_s: float = 0
+) -> None:
     """Append a stamp of this process.
 
     Args:
         process: its name; empty: that of ``PLAUDIT_WORKER``.
         file: where it goes; None: that of ``PLAUDIT_TIMELINE``, without which nothing is written.
         time_s: Unix time, seconds; None: now, with this process's CPU time.
+        cpu_s: CPU seconds at ``time_s``.
     """
     file = file or Path(os.environ.get(TIMELINE, ""))
     if not file.name:
         return
     name = process or os.environ.get("PLAUDIT_WORKER", "")
-    made = Stamp(name, stage, time.time() if time_s is None else time_s, time.process_time() if time_s is None else 0)
+    made = Stamp(name, stage, *((time.time(), time.process_time()) if time_s is None else (time_s, cpu_s)))
     with suppress(OSError), file.open("ab", buffering=0) as stream:  # one write a line: the file has many writers
         stream.write(msgspec.json.encode(made) + b"\n")
 
@@ -69,9 +72,9 @@ def imports(stage: str) -> Iterator[None]:
     stamp(stage)
 
 
-def started_s() -> float:
-    """Return when the operating system made this process: Unix time, to 0.01 s."""
-    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+def started_s(pid: int | str = "self") -> float:
+    """Return when the operating system made this process, or another: Unix time, to 0.01 s."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     uptime_s = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - uptime_s + ticks / os.sysconf("SC_CLK_TCK")
 

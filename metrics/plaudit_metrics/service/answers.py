@@ -15,7 +15,7 @@ from plaudit_metrics.service.trace import chrome_trace
 from plaudit_metrics.sources.snapshot import SILENT_AFTER_S, RunSnapshot, StreamDepth
 from plaudit_metrics.sources.steps import VALIDATION_FIRST, ClosedStep, flat_step
 from plaudit_metrics.statistics.stages import stages_of
-from plaudit_metrics.statistics.steps import slowest_samples, wall_seconds
+from plaudit_metrics.statistics.steps import slowest_samples
 from plaudit_metrics.statistics.verdict import explain, reasoning, replies_are_slow, verdict_over
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.records import VALIDATES, GroupRecord, SampleRecord, ScorerWork, StepRecord, WorkerRecord
@@ -83,7 +83,7 @@ def verdict_detail(recent: Sequence[StepRecord], *, together: bool = False) -> d
 def _sample(sample: SampleRecord, step: ClosedStep) -> dict[str, Any]:
     record: dict[str, Any] = msgspec.to_builtins(sample)
     group = step.groups.get(sample.group)
-    return record | {"wall_s": wall_seconds(sample), "stages_s": stages_of(sample, group)}
+    return record | {"wall_s": sample.wall_s, "stages_s": stages_of(sample, group)}
 
 
 def _own_figures(record: StepRecord) -> dict[str, float]:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from plaudit_metrics.sources.steps import EncodedStep
 from plaudit_metrics.statistics.columns import turns_began
 from plaudit_metrics.statistics.stages import STAGES, stages_of
-from plaudit_metrics.statistics.steps import wall_seconds
 from plaudit_wire.logs import drawn, get_logger, sample_ids
 from plaudit_wire.records import (
     CallRecord,
@@ -64,7 +63,7 @@ def choose(samples: Iterable[SampleRecord], run: str, share: float) -> Chosen:
     others: list[SampleRecord] = []
     judged: dict[str, int] = {}
     for sample in samples:
-        if slowest is None or wall_seconds(sample) > wall_seconds(slowest):
+        if slowest is None or sample.wall_s > slowest.wall_s:
             slowest = sample
         if drawn(run, sample.group, sample.index, share):
             others.append(sample)

@@ -15,7 +15,6 @@ from plaudit_metrics.sources.steps import Arrival, Collector, EncodedStep, KeptS
 from plaudit_metrics.sources.stream import EventRecord
 from plaudit_metrics.statistics.columns import FailureCounts
 from plaudit_metrics.statistics.integrity import WINDOW_STEPS
-from plaudit_metrics.statistics.steps import wall_seconds
 from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
 
@@ -202,7 +201,7 @@ def _by_caller(records: Iterable[SampleRecord]) -> list[dict[str, Any]]:
             "samples": len(of_caller),
             "unscored": sum(not record.scoring.is_scored for record in of_caller),
             "newest": max(record.stamps.committed or 0.0 for record in of_caller),
-            **_spread([wall_seconds(record) for record in of_caller]),
+            **_spread([record.wall_s for record in of_caller]),
         }
         for caller, of_caller in sorted(found.items(), key=lambda each: -len(each[1]))
     ]
@@ -220,7 +219,7 @@ def _listed(record: SampleRecord) -> dict[str, Any]:
         "outcome": record.scoring.outcome,
         "value": record.scoring.value,
         "reason": record.scoring.reason or "",
-        "seconds": wall_seconds(record),
+        "seconds": record.wall_s,
         "worker": record.scoring.worker,
         "time": record.stamps.committed,
     }

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from plaudit_metrics.statistics.steps import step_statistics, wall_seconds
 from plaudit_wire.errors import EXIT_INTERRUPTED
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord, WaitRecord
 
@@ -181,7 +180,7 @@ _decoder = msgspec.msgpack.Decoder(SampleRecord)
 
 def encode_sample(record: SampleRecord) -> EncodedSample:
     """Return the record as it is kept."""
-    return EncodedSample(wall_seconds(record), _encoder.encode(record))
+    return EncodedSample(record.wall_s, _encoder.encode(record))
 
 
 def encoded_step(samples: Sequence[EncodedSample], groups: Sequence[GroupRecord]) -> EncodedStep:
@@ -409,6 +408,8 @@ def _completed(record: StepRecord, samples: Sequence[EncodedSample], groups: Seq
     """Add figures that the trainer did not send, computed from the events; the trainer's own figures stand."""
     if "step_s" in record.statistics:
         return record  # all of them, from its own complete records
+    from plaudit_metrics.statistics.steps import step_statistics  # needs numpy, which who only reads steps does without
+
     decoded = [sample.decode() for sample in samples]
     computed = step_statistics(decoded, groups=groups, waits=record.waits, opened=record.opened, closed=record.closed)
     return msgspec.structs.replace(record, statistics=computed | record.statistics)

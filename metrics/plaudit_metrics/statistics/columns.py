@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +23,7 @@ from plaudit_wire.printable import printable
 from plaudit_wire.records import (
     OUTCOMES,
     VERIFY_S,
+    Failure,
     GenerationRecord,
     Outcome,
     SampleRecord,
@@ -452,21 +452,6 @@ _REASON_CHARACTERS = 200
 _FOLDER = re.compile(r"\(/[^()]*/(?=[^/()]+:\d+)")
 _PLACE = re.compile(r"\([^()]+:\d+[^()]*\)$")
 _VARIES = re.compile(r"(?<!\w)'(?:[^'\\]|\\.)*'|\d+(\.\d+)?")
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """Hold one kind of failure of one scorer."""
-
-    scorer: str
-    outcome: Outcome
-    reason: str
-    """Of the first sample that failed so; empty when it has none."""
-    count: int
-    """Samples that failed so."""
-
-    def __str__(self) -> str:
-        """Return ``64 × KeyError: 'answer' (reward.py:2 in compute_score)``."""
-        return f"{self.count} × {self.reason or self.outcome}"
 
 
 class FailureCounts:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,18 +189,6 @@ class BatchHistogram(Collector):
 
 def _at(exemplar: Exemplar) -> float:
     return float(exemplar.timestamp or 0.0)
-
-
-_PREFIX, _SUFFIX = "val/", "/reward"
-
-
-def validation_rewards(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the mean validation reward by data source (which may hold slashes), from ``val/<data source>/reward``."""
-    return {
-        key.removeprefix(_PREFIX).removesuffix(_SUFFIX): value
-        for key, value in figures.items()
-        if key.startswith(_PREFIX) and key.endswith(_SUFFIX)
-    }
 
 
 def best_of(values: Sequence[float], count: int) -> float:

@@ -236,12 +236,7 @@ def step_record(
 
 def slowest_samples(samples: Iterable[SampleRecord], count: int) -> list[SampleRecord]:
     """Return the samples that took longest from admission to terminal, slowest first; of equal ones the earlier."""
-    return heapq.nlargest(count, samples, key=wall_seconds)
-
-
-def wall_seconds(sample: SampleRecord) -> float:
-    """Return the seconds from a sample's admission until it became terminal."""
-    return (sample.stamps.committed or sample.stamps.admitted) - sample.stamps.admitted
+    return heapq.nlargest(count, samples, key=lambda sample: sample.wall_s)
 
 
 def _generation(columns: SampleColumns, step_s: float) -> dict[str, float]:

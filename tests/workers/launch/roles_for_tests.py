@@ -1,6 +1,7 @@
 """Roles that do what the supervisor must cope with. Started as real processes with this folder on PYTHONPATH."""
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -52,3 +53,17 @@ async def refuses(settings: ProcessSettings, stop: asyncio.Event) -> int:
 async def fails(settings: ProcessSettings, stop: asyncio.Event) -> int:
     """Gives the job up."""
     raise JobFailedError("too many failed scores")
+
+
+async def describes_itself(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Writes what others see of it, and the secret that only one role gets."""
+    name = Path("/proc/self/comm").read_text().strip()
+    described = {
+        "comm": name,
+        "leads_session": os.getsid(0) == os.getpid(),
+        "variable": os.environ.get("JUDGE_KEY"),
+        "in_environ": "JUDGE_KEY" in Path("/proc/self/environ").read_text(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+    (settings.run_folder / f"{name}.described").write_text(json.dumps(described))
+    return 0

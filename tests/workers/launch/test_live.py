@@ -2,8 +2,7 @@
 
 import msgspec
 
-from plaudit_metrics.statistics.columns import Failure
-from plaudit_wire.records import WorkerRecord
+from plaudit_wire.records import Failure, WorkerRecord
 from plaudit_workers.launch.live import LiveMessages, NewestSnapshot
 
 EXPECTED = [("trainer", "trainer-0"), ("rollout", "rollout-0"), ("model-helpful", "model-helpful-0")]

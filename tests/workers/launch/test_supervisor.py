@@ -1,9 +1,13 @@
 """The supervisor on this machine and on a real Ray: what it starts again, what ends a run, what stopping means."""
 
 import asyncio
+import json
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,8 @@ from plaudit_workers.launch.supervisor import LocalProcesses, Processes, Supervi
 from plaudit_workers.launch.transport import RedisAccess
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, ProcessEnding
 
+HERE = str(Path(__file__).parent)
+
 
 def on_ray() -> Processes:
     from plaudit_workers.launch.ray_processes import RayProcesses
@@ -22,9 +28,10 @@ def on_ray() -> Processes:
 
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.engines)])
-def place(request: pytest.FixtureRequest) -> Callable[[], Processes]:
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Processes]:
     """Makes where processes run."""
     if request.param == "local":
+        monkeypatch.setenv("PYTHONPATH", HERE)
         return LocalProcesses
     request.getfixturevalue("ray_cluster")
     return on_ray
@@ -32,7 +39,7 @@ def place(request: pytest.FixtureRequest) -> Callable[[], Processes]:
 
 def plan(folder: Path, role: Role, function: str) -> ProcessPlan:
     context = LaunchSettings("test", folder, RedisAccess(RedisAddress("redis://127.0.0.1:1/0"), folder))
-    environment = context.environment(role, role) | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = context.environment(role, role) | {"PYTHONPATH": HERE}
     return ProcessPlan(f"{role}-0", role, 0.5, 0, serve=f"roles_for_tests:{function}", environment=environment)
 
 
@@ -122,17 +129,15 @@ async def test_an_immediate_stop_waits_for_no_process(
 
 
 async def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path, runs: Callable[[int], bool]) -> None:
-    here = Path(__file__).parent
     code = f"""
-import asyncio, sys
-sys.path.insert(0, {str(here)!r})
+import asyncio
 from pathlib import Path
 from plaudit_workers.launch.supervisor import LocalProcesses
 from test_supervisor import supervise
 
 asyncio.run(supervise(LocalProcesses, Path({str(tmp_path)!r}), reward="lasts", trainer="lasts"))
 """
-    run = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    run = await asyncio.create_subprocess_exec(sys.executable, "-c", code, env=os.environ | {"PYTHONPATH": HERE})
     logs = [tmp_path / "logs" / f"{role}.pid" for role in ("reward", "trainer")]
     while not all(log.exists() and log.read_text() for log in logs):
         await asyncio.sleep(0.05)
@@ -141,3 +146,43 @@ asyncio.run(supervise(LocalProcesses, Path({str(tmp_path)!r}), reward="lasts", t
     while any(runs(int(log.read_text())) for log in logs):
         await asyncio.sleep(0.05)
     assert not (tmp_path / "lasts.stopped").exists()
+
+
+async def test_all_roles_start_anew_when_their_template_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Callable[[int], bool]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    plans = {role: [plan(tmp_path, role, "lasts")] for role in ("metrics", "reward")}
+    supervisor = Supervisor(plans, LocalProcesses(), max_restarts=1, steps_closed=lambda: 0)
+    pids = [tmp_path / "logs" / f"{role}.pid" for role in plans]
+    try:
+        await supervisor.start()
+        while not all(file.exists() and file.read_text() for file in pids):
+            await asyncio.sleep(0.05)
+        first = [int(file.read_text()) for file in pids]
+        os.kill(int(Path(f"/proc/{first[0]}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        while any(file.read_text() in {"", f"{pid}\n"} for file, pid in zip(pids, first, strict=True)):
+            await asyncio.sleep(0.05)
+        assert not any(map(runs, first))
+        assert supervisor.restarts == {"metrics-0": 1, "reward-0": 1}
+    finally:
+        await supervisor.stop()
+
+
+async def test_a_process_has_its_own_name_session_and_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    with_secret = replace(plan(tmp_path, "reward", "describes_itself"), secrets={"JUDGE_KEY": "sk-secret-of-the-judge"})
+    plans = {"reward": [with_secret], "metrics": [plan(tmp_path, "metrics", "describes_itself")]}
+    processes = LocalProcesses()
+    try:
+        for each in (plan for of_role in plans.values() for plan in of_role):  # the other after the one with a secret
+            assert await processes.run(each, each.secrets) == ProcessEnding(EXIT_DONE)
+    finally:
+        await processes.close()
+    reward, metrics = (json.loads((tmp_path / f"{name}.described").read_text()) for name in ("reward-0", "metrics-0"))
+    assert (reward["comm"], metrics["comm"]) == ("reward-0", "metrics-0")
+    assert reward["leads_session"]
+    assert metrics["leads_session"]
+    assert (reward["variable"], metrics["variable"]) == ("sk-secret-of-the-judge", None)
+    assert not reward["in_environ"]  # where other programs of the user read
+    assert reward["descriptors"] == metrics["descriptors"]

@@ -22,7 +22,7 @@ WITHOUT_PACKAGES = """
 import os, runpy, sys
 parts = ("wire", "metrics", "job", "sandbox", "reward", "workers")
 sys.path[:] = [path for path in sys.path if os.path.basename(path) not in parts]
-for name in ("accelerate", "msgspec", "peft", "pydantic", "redis", "structlog"):
+for name in ("accelerate", "msgspec", "peft", "pydantic", "redis"):
     sys.modules[name] = None  # an import of it fails
 sys.argv = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))

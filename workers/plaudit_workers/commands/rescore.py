@@ -28,9 +28,9 @@ from plaudit_job.load import load_job
 from plaudit_metrics.sources.audits import run_audits
 from plaudit_metrics.sources.sample_schema import COLUMNS, FOLDER, REAL, SCORER_COLUMNS, TEXT, scorer_column
 from plaudit_metrics.statistics.audits import AuditedGroup, AuditFigures, audit_figures, rank_correlation
-from plaudit_metrics.statistics.columns import Failure, FailureCounts
+from plaudit_metrics.statistics.columns import FailureCounts
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.records import ScoringRecord
+from plaudit_wire.records import Failure, ScoringRecord
 from plaudit_workers.commands.audited import interval_or_dash
 from plaudit_workers.commands.rescore_rows import (
     Progress,

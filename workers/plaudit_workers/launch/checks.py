@@ -22,10 +22,7 @@ from plaudit_job.problem import Problem, did_you_mean, nearest
 from plaudit_job.spec.rewards import RewardModelSpec, ServedModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.tasks import TaskError, read_tasks
-from plaudit_reward.endpoint.judge import PromptTemplate
 from plaudit_reward.http import proxy_for
-from plaudit_reward.machines import task_problem
-from plaudit_reward.providers import provider_of
 from plaudit_wire.errors import ConfigurationError
 
 _REWARD_CLASS = re.compile(r"(ForRewardModeling|(For(Process)?)?RewardModel)$")
@@ -136,6 +133,9 @@ def _tasks(job: RLJob) -> Iterator[Problem]:
     """Report the first task of each folder that machines of this job cannot run."""
     if not job.spec.uses_sandboxes or job.spec.has_broker:  # the broker's machines are not of this host
         return
+    from plaudit_reward.machines import task_problem  # most jobs have no machines
+    from plaudit_reward.providers import provider_of
+
     for name, section in (("train", job.spec.data.train), ("validation", job.spec.data.validation)):
         if section is not None and section.tasks:
             with suppress(TaskError):  # which the rows report
@@ -174,6 +174,8 @@ def _function(field: str, path: str, name: str) -> Iterator[Problem]:
 
 
 def _template(field: str, path: str, *, group: bool) -> Iterator[Problem]:
+    from plaudit_reward.endpoint.judge import PromptTemplate  # needs Jinja; most jobs have no judge
+
     try:
         PromptTemplate(path, group=group)
     except ConfigurationError as error:

@@ -16,8 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateSyntaxError
-
 from plaudit_job.data_row import IMAGES_COLUMN
 from plaudit_job.fields import is_hub_id
 from plaudit_job.problem import Problem, is_within
@@ -26,7 +24,6 @@ from plaudit_job.spec.rewards import ScorerSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_job.tasks import read_tasks
-from plaudit_reward.rules.scorer import ground_truth_problem, rule_of
 from plaudit_wire.errors import ConfigurationError, RefusedError, described
 from plaudit_workers.agents.processes import described_tools
 from plaudit_workers.data_facts import DataFacts, FactsOfRows
@@ -372,6 +369,8 @@ def _template_problems(job: RLJob, template: ChatTemplate) -> tuple[list[Problem
     if template.tokenizer.chat_template is None:
         remedy = "Contents of messages are joined by line ends; set model.chatTemplate for another form"
         return [], [Problem(name, "the tokenizer has no chat template", remedy)]
+    from jinja2 import TemplateSyntaxError
+
     try:
         text = template.render([_USER], generate=True)
     except TemplateSyntaxError as error:
@@ -426,6 +425,8 @@ class RuleChecks:
 
     def add(self, row: NumberedRow) -> None:
         """Look at one row."""
+        from plaudit_reward.rules.scorer import ground_truth_problem, rule_of  # a job without data needs no rules
+
         for field_name, scorer in self._scorers.items():
             rule = scorer.rule or rule_of(row.row.data_source)
             if rule is None:

@@ -18,11 +18,10 @@ from typing import TypeVar
 import msgspec
 from rich.console import Console
 
-from plaudit_metrics.statistics.columns import Failure
 from plaudit_reward.http import HttpClient, NoResponseError
 from plaudit_wire.errors import CallTimeoutError
 from plaudit_wire.printable import printable
-from plaudit_wire.records import WorkerRecord
+from plaudit_wire.records import Failure, WorkerRecord
 from plaudit_workers.launch.plan import Role
 
 REPORTED_AFTER_S = 3.0

@@ -20,19 +20,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 from rich.console import Console
 
 from plaudit_job.secrets import reward_secrets, secret_value
 from plaudit_job.spec.rewards import GatewaySpec
 from plaudit_metrics.sources.steps import RunEnding, read_steps, write_ending
-from plaudit_metrics.statistics.stages import validation_rewards
-from plaudit_wire.errors import EXIT_INTERRUPTED, RefusedError
+from plaudit_reward.http import HttpClient, NoResponseError
+from plaudit_wire.errors import EXIT_INTERRUPTED, CallTimeoutError, RefusedError
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.code_checks import ignored
 from plaudit_workers.launch.gpu_shares import share_gpus
@@ -62,6 +62,7 @@ _COLUMNS = (
 _PRINT_EVERY_S = 0.25
 _PROCESS = "plaudit run"
 _LOOK_AGAIN_S = 0.2
+_RESPONSE_WITHIN_S = 5.0
 _RESUMABLE = "the same command with --resume continues from the last checkpoint"
 _CPU_BUILD_NOTE = (
     "note: Ray has GPUs, but the installed vLLM is its CPU build, so rollouts generate on CPUs. "
@@ -76,6 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
     folder: Path | None = None
     try:
         with contextlib.ExitStack() as stack:
+            local = None
+            if not (arguments.address or has_gpus()):
+                local = stack.enter_context(LocalProcesses())  # its template imports while the job is checked
             prepared = prepare(arguments, console, stack)
             if prepared is None:
                 return EXIT_DONE
@@ -87,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
             write_ending(folder, None)
             for problem in ignored(prepared.job):
                 console.out(str(problem), style="yellow")
-            ending = asyncio.run(_Launch(prepared, arguments, console).run())
+            ending = asyncio.run(_Launch(prepared, arguments, console, local).run())
     except RefusedError as error:
         ending = ProcessEnding(EXIT_REFUSED, str(error))
     except _RayNotUpError:
@@ -119,7 +123,10 @@ class _RayNotUpError(Exception):
 class _Launch:
     """Run a job once, from its Redis to its summary."""
 
-    def __init__(self, prepared: Prepared, arguments: argparse.Namespace, console: Console) -> None:
+    def __init__(
+        self, prepared: Prepared, arguments: argparse.Namespace, console: Console, local: LocalProcesses | None
+    ) -> None:
+        self._local = local
         self._job, self._folder, self._lock = job, folder, _ = prepared
         self._address: str | None = arguments.address
         self._console = console
@@ -179,11 +186,11 @@ class _Launch:
     async def _placed(self, context: LaunchSettings, interrupt: Interrupt) -> AsyncIterator[_Placed]:
         """Plan the processes for where they will run: on this machine, or on Ray where it has GPUs or is a cluster."""
         plans = plan_processes(self._job, context, with_gpus=False)
-        if self._address or has_gpus():
+        if self._local is not None:
+            yield plans, self._local
+        else:
             async with self._ray(plans, context, interrupt) as planned:
                 yield planned
-        else:
-            yield plans, LocalProcesses()
 
     @contextlib.asynccontextmanager
     async def _ray(
@@ -331,6 +338,18 @@ class StepLines:
         self._console.out("".join(cells) + f"  {step.get('verdict', '')}{_failed_scores(step)}")
 
 
+_PREFIX, _SUFFIX = "val/", "/reward"
+
+
+def validation_rewards(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return the mean validation reward by data source (which may hold slashes), from ``val/<data source>/reward``."""
+    return {
+        key.removeprefix(_PREFIX).removesuffix(_SUFFIX): value
+        for key, value in figures.items()
+        if key.startswith(_PREFIX) and key.endswith(_SUFFIX)
+    }
+
+
 _FAILED_SCORES = re.compile(r"reward_pipeline/scorer/(.+)/outcome/(?!scored|skipped)\w+")
 
 
@@ -401,13 +420,15 @@ def write_address(folder: Path, redis: RedisAddress, gateway: GatewayAddress) ->
 
 async def write_when_answered(folder: Path, redis: RedisAddress, gateway: GatewayAddress) -> None:
     """Write the addresses once the gateway answers under them: who finds the file can use it."""
-    headers = {"authorization": f"Bearer {gateway.token}"}
-    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, trust_env=False) as http:
+    client = HttpClient(max_connections=1, bearer_token=gateway.token)
+    try:
         while gateway.url:
-            with contextlib.suppress(httpx.TransportError):
-                if (await http.get("/v1/service")).status_code == httpx.codes.OK:
+            with contextlib.suppress(NoResponseError, CallTimeoutError):
+                if (await client.get(f"{gateway.url}/v1/service", _RESPONSE_WITHIN_S)).status == HTTPStatus.OK:
                     break
             await asyncio.sleep(_LOOK_AGAIN_S)
+    finally:
+        await client.close()
     write_address(folder, redis, gateway)
 
 

@@ -1,9 +1,10 @@
 """Keep the processes of a run alive: start them by role, restart those that crash, stop them in order.
 
 A process that dies more often than ``max_restarts`` without a step closing in between fails the job. Where they run
-(``Processes``) is another matter: on a machine without GPUs they are children of this process (``LocalProcesses``), on
-a Ray cluster and on a machine with GPUs actors (``ray_processes``). A laptop that trains on its CPUs and a reward
-service need no cluster: Ray's own six processes took longer to start than the service, and more memory.
+(``Processes``) is another matter: on a machine without GPUs they are forks of a child of this process
+(``LocalProcesses``), on a Ray cluster and on a machine with GPUs actors (``ray_processes``). A laptop that trains on
+its CPUs and a reward service need no cluster: Ray's own six processes took longer to start than the service, and more
+memory.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ import contextlib
 import os
 import re
 import signal
-import sys
+import socket
+import subprocess
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
-from plaudit_sandbox.privileges import end_with
-from plaudit_wire.frames import signal_name
+from plaudit_sandbox.lifetime import start_module
+from plaudit_wire.frames import Frames, frame, signal_name
 from plaudit_wire.logs import get_logger
 from plaudit_workers.launch.plan import ProcessPlan, Role
 from plaudit_workers.launch.redis import free_port
-from plaudit_workers.launch.role_process import ending_file, worker_name
+from plaudit_workers.launch.role_process import RoleEnded, Signal, Start, ending_file, from_template, worker_name
 from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, RESTARTED, ProcessEnding
 
 logger = get_logger(__name__)
@@ -37,6 +38,7 @@ _LAST_UPDATE_WITHIN_S = 600.0
 _NO_LAST_CHECKPOINT = "the trainer did not stop in time; --resume goes on from its last checkpoint"
 _MODULE = "plaudit_workers.launch.role_process"
 _LOG_TAIL_BYTES = 256 << 10
+_READ_BYTES = 1 << 16
 _ERROR_LEVELS = ("error", "critical")
 _PLACE = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)', re.MULTILINE)
 """A frame of a traceback."""
@@ -75,13 +77,42 @@ class Processes(Protocol):
 
 
 class LocalProcesses:
-    """Hold the processes of a run as children, each in a session of its own; the kernel ends them with this process."""
+    """Hold the processes of a run: forks of one template, each in a session of its own; the kernel ends all with us.
+
+    As a context, entered before the event loop runs, the template begins at once, beside other work.
+    """
 
     def __init__(self) -> None:
-        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._template: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._running: dict[str, asyncio.Future[RoleEnded]] = {}
         self._runs: set[asyncio.Task[ProcessEnding]] = set()
+        self._reports: asyncio.Task[None] | None = None
         self._started: set[str] = set()
         self._wanted = True
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(OSError):  # the first process tries again, and reports it
+            self._begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _begin(self) -> socket.socket:
+        """Start the template, unless it runs; return the connection to it. Raise ``OSError``."""
+        if self._template is None:
+            self._template = start_module(_MODULE, {**os.environ, "OMP_NUM_THREADS": "1"}, 1)
+            self._template[1].setblocking(False)
+        return self._template[1]
+
+    def _end(self) -> None:
+        """End the template; the kernel ends with it what still runs."""
+        if self._template is not None:
+            process, connection = self._template
+            self._template = None
+            connection.close()
+            process.kill()
+            process.wait()
 
     async def place(self, plans: Mapping[Role, list[ProcessPlan]]) -> None:
         """Do nothing: a machine's CPUs are shared, whatever is requested."""
@@ -105,59 +136,87 @@ class LocalProcesses:
 
     async def stop(self, plan: ProcessPlan) -> None:
         """Ask a role to end, by SIGTERM."""
-        if (process := self._running.get(plan.name)) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+        self._signal(plan.name, signal.SIGTERM)
 
     async def kill(self, plan: ProcessPlan) -> None:
         """Kill a process with its process group, and wait for its end."""
-        if (process := self._running.get(plan.name)) is not None:
-            _kill(process)
-            await process.wait()
+        if (running := self._running.get(plan.name)) is not None:
+            self._signal(plan.name, signal.SIGKILL)
+            await asyncio.wait([running])
 
     def kill_all(self) -> None:
         """Kill every process; none is started any more."""
         self._wanted = False
-        for process in self._running.values():
-            _kill(process)
+        for name in self._running:
+            self._signal(name, signal.SIGKILL)
 
     async def close(self) -> None:
         """Kill what still runs, and wait for its end."""
         self.kill_all()
         await asyncio.gather(*self._runs, return_exceptions=True)
+        if self._reports is not None:
+            self._reports.cancel()
+        self._end()
 
     async def _run(self, plan: ProcessPlan, environment: Mapping[str, str]) -> ProcessEnding:
         said = ending_file(Path(plan.environment["PLAUDIT_LOG_FILE"]))
         said.unlink(missing_ok=True)
-        variables = {**os.environ, **plan.environment}
-        variables["PLAUDIT_WORKER"] = worker_name(plan.name)
+        variables = {**plan.environment, **environment, "PLAUDIT_WORKER": worker_name(plan.name)}
         if plan.name in self._started:
             variables[RESTARTED] = "1"
         self._started.add(plan.name)
+        running = self._running[plan.name] = asyncio.get_running_loop().create_future()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", _MODULE, plan.serve),
-                env=variables,
-                stdin=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=partial(end_with, os.getpid()),
-            )
+            await self._start(plan, variables)
+            ended = await running
         except OSError as error:
             raise RoleDiedError(f"it cannot be started: {error}") from error
-        self._running[plan.name] = process
-        if not self._wanted:
-            _kill(process)
-        try:
-            await process.communicate(msgspec.json.encode(dict(environment)))
-            code = await process.wait()
-            _kill(process)
         finally:
             del self._running[plan.name]
+        if ended.problem:
+            raise RoleDiedError(f"it cannot be started: {ended.problem}")
         with contextlib.suppress(OSError, msgspec.DecodeError):
             ending = msgspec.json.decode(said.read_bytes(), type=ProcessEnding)
             if ending.code != EXIT_CRASHED:
                 return ending
+        code = ended.code
         raise RoleDiedError(f"it ended by {signal_name(-code)}" if code < 0 else f"its exit code is {code}")
+
+    async def _start(self, plan: ProcessPlan, variables: Mapping[str, str]) -> None:
+        """Ask the template for a process, and write what it reads from standard input. Raise ``OSError``."""
+        template = self._begin()
+        if self._reports is None or self._reports.done():
+            self._reports = asyncio.create_task(self._read_reports(template))
+        reads, writes = os.pipe()
+        pipe = open(writes, "wb")  # noqa: ASYNC230, SIM115 - the transport closes it
+        try:
+            socket.send_fds(template, [frame([Start(plan.name, plan.serve)])], [reads])
+        except OSError:
+            pipe.close()
+            raise
+        finally:
+            os.close(reads)
+        transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, pipe)
+        transport.write(msgspec.json.encode(variables))
+        transport.close()
+
+    async def _read_reports(self, connection: socket.socket) -> None:
+        """Read how processes end, until the template does, and they with it."""
+        loop, frames = asyncio.get_running_loop(), Frames()
+        with contextlib.suppress(OSError):
+            while data := await loop.sock_recv(connection, _READ_BYTES):
+                for ended in (each for body in frames.feed(data) for each in from_template.decode(body)):
+                    if (running := self._running.get(ended.name)) is not None and not running.done():
+                        running.set_result(ended)
+        self._end()
+        for running in self._running.values():
+            if not running.done():
+                running.set_exception(RoleDiedError("the process that it was forked from ended"))
+
+    def _signal(self, name: str, number: int) -> None:
+        if name in self._running and self._template is not None:
+            with contextlib.suppress(OSError):  # the template has ended, and they with it
+                self._template[1].send(frame([Signal(name, number)]))
 
 
 def has_gpus() -> bool:
@@ -165,12 +224,6 @@ def has_gpus() -> bool:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return False
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill a process with its group, or what it left of it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 class Supervisor:

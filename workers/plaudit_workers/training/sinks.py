@@ -22,8 +22,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from plaudit_job.spec.rljob import RLJob
-from plaudit_metrics.sources.samples import UnreadableFileError
-from plaudit_metrics.sources.search import few_samples
 from plaudit_metrics.sources.steps import FILE_NAME, append_step, decode_step
 from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.logs import get_logger
@@ -384,6 +382,9 @@ def sample_table(samples: Path | None) -> SampleTable | None:
     """
     if samples is None:
         return None
+    from plaudit_metrics.sources.samples import UnreadableFileError  # needs pyarrow, which most sinks do without
+    from plaudit_metrics.sources.search import few_samples
+
     try:
         rows = few_samples(samples)
     except UnreadableFileError as error:

@@ -31,6 +31,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from plaudit_reward.attention import PACKED_ATTENTION, PackedLayout, UnsupportedAttentionError, length_limits
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.logs import get_logger
 from plaudit_workers.images import ImageProcessor
 from plaudit_workers.tokenizer import load_tokenizer, loading_message
 from plaudit_workers.weights.parameters import ModelFiles, StoredParameters
@@ -366,8 +367,6 @@ def _compiled_reduction(device: torch.device, num_tokens: int, vocabulary: int) 
     It is tried on a chunk of random logits. Return None, and log why, if it fails (no Triton, no C compiler) or gives
     other values or gradients than the eager function.
     """
-    from plaudit_wire.logs import get_logger  # structlog, which benchmarks/gpu does without
-
     compiled = torch.compile(reduced, dynamic=True)
     kind = device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
