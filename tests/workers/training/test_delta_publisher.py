@@ -19,8 +19,8 @@ from plaudit_workers.training.checkpoint import load_checkpoint
 from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.publish import prune_weights
-from plaudit_workers.weights.deltas import is_whole, restore_version
-from plaudit_workers.weights.published import Probe, weights_digest
+from plaudit_workers.weights.deltas import restore_version
+from plaudit_workers.weights.published import Probe, is_whole, weights_digest
 from whole_state import full_state, save_checkpoint
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, 0.5]]

@@ -35,10 +35,9 @@ from plaudit_workers.weights.deltas import (
     chain_from_whole,
     copy_companions,
     is_delta_only,
-    is_whole,
     restore,
 )
-from plaudit_workers.weights.published import PROBE_FILE, Probe, weights_digest
+from plaudit_workers.weights.published import PROBE_FILE, Probe, is_whole, weights_digest
 from plaudit_workers.weights.receive import Reception
 from plaudit_workers.weights.send import TransferError
 

@@ -32,9 +32,9 @@ from plaudit_workers.training.model.optimizer import peak_flops, speed_figures
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.publish import offer_weights, prune_weights, write_offered, write_weights
 from plaudit_workers.training.schedule import join_epochs
-from plaudit_workers.weights.deltas import DELTA_FILE, DeltaRecord, is_whole
+from plaudit_workers.weights.deltas import DELTA_FILE, DeltaRecord
 from plaudit_workers.weights.image import WeightForm
-from plaudit_workers.weights.published import PROBE_FILE, combined_digest
+from plaudit_workers.weights.published import PROBE_FILE, combined_digest, is_whole
 from plaudit_workers.weights.send import TransferError
 
 logger = get_logger(__name__)

@@ -22,7 +22,8 @@ from plaudit_wire.records import LIVE_WITHIN_S, WorkerRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.training.resume import BackendThread
 from plaudit_workers.training.state import RunContext, RunState
-from plaudit_workers.weights.deltas import DELTA_SUFFIX, is_whole
+from plaudit_workers.weights.deltas import DELTA_SUFFIX
+from plaudit_workers.weights.published import is_whole
 from plaudit_workers.weights.send import TransferError
 
 logger = get_logger(__name__)

@@ -28,7 +28,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from plaudit_workers.weights.published import combined_digest, write_all
+from plaudit_workers.weights.published import combined_digest, is_whole, write_all
 
 Bits = NDArray[np.unsignedinteger[Any]]
 """A tensor's elements as unsigned integers of their size."""
@@ -150,11 +150,6 @@ class DeltaChain(NamedTuple):
     """Folder of the version from which to start. It may have been deleted if it is the version that is held."""
     deltas: list[Path]
     """Folders whose deltas to apply, the oldest first."""
-
-
-def is_whole(folder: Path) -> bool:
-    """Return True if the folder holds whole weight files."""
-    return any(folder.glob("*.safetensors"))
 
 
 def is_delta_only(folder: Path) -> bool:

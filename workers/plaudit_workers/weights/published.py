@@ -33,6 +33,11 @@ class Probe(msgspec.Struct, frozen=True):
     """Mean absolute difference in nats above which a rollout refuses the weights; depends on their precision."""
 
 
+def is_whole(folder: Path) -> bool:
+    """Return True if the folder holds whole weight files."""
+    return any(folder.glob("*.safetensors"))
+
+
 def weights_digest(folder: Path) -> str:
     """Read and hash the folder's ``*.safetensors``, up to eight files at once; return ``combined_digest`` of them."""
     files = sorted(folder.glob("*.safetensors"))

@@ -12,7 +12,7 @@ from delta_series import DeltaSeries
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.training.publish import prune_weights
 from plaudit_workers.training.scripted import ScriptedBackend
-from plaudit_workers.weights.deltas import is_whole
+from plaudit_workers.weights.published import is_whole
 
 MakePlan = Callable[..., Any]
 
