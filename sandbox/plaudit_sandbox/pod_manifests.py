@@ -32,6 +32,8 @@ LABEL: Final = "plaudit.dev/machine"
 ROLE_LABEL: Final = "plaudit.dev/machine-role"
 WITNESS_LABEL: Final = "plaudit.dev/machine-witness"
 """On ``witness_pod`` alone."""
+USED_LABEL: Final = "plaudit.dev/machine-used"
+"""On an agent's pod from its first command on; whatever happens in one before is not its agent's doing."""
 NETWORK_LABEL: Final = "plaudit.dev/machine-network"
 MACHINE: Final = "machine"
 KEEPER: Final = "keeper"
@@ -262,6 +264,11 @@ def _pod(
             ],
         },
     }
+
+
+def is_used(pod: Object) -> bool:
+    """Tell whether something of its agent may have run in a pod."""
+    return USED_LABEL in pod["metadata"]["labels"]
 
 
 def witnesses(pods: Iterable[Object], pod: Object) -> list[str]:

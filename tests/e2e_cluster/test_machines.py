@@ -199,8 +199,8 @@ def test_an_agent_that_stops_every_process_earns_nothing(pods: PodCluster, tmp_p
 def test_a_pod_that_starts_no_process_earns_nothing_where_its_node_starts_others(
     machine: PodMachine, pods: PodCluster, cluster: Cluster, tmp_path: Path
 ) -> None:
-    first = Path(f"/proc/{main_process(pods.read(machine.name))}/status").read_text()
-    shim = int(first.partition("PPid:")[2].split()[0])
+    bash(machine, "true")
+    shim = shim_of(pods, machine)
     os.kill(shim, signal.SIGSTOP)  # as if its agent had stopped what starts commands in its pod
     try:
         cluster.kubectl("--namespace", NAMESPACE, "create", "quota", "no-witness", "--hard=pods=1")
@@ -218,6 +218,27 @@ def test_a_pod_that_starts_no_process_earns_nothing_where_its_node_starts_others
     assert (found.outcome, found.reward) == ("tampered", 0.0)
     assert "others of its node start them" in found.reason
     assert roles(pods, machine) == ["agent"]
+
+
+def shim_of(pods: PodCluster, machine: PodMachine) -> int:
+    """Return the process that starts commands in a pod."""
+    first = Path(f"/proc/{main_process(pods.read(machine.name))}/status").read_text()
+    return int(first.partition("PPid:")[2].split()[0])
+
+
+def test_a_pod_whose_first_command_never_starts_is_an_error(
+    machine: PodMachine, pods: PodCluster, tmp_path: Path
+) -> None:
+    shim = shim_of(pods, machine)
+    os.kill(shim, signal.SIGSTOP)  # of this pod alone, while others of its node start commands
+    try:
+        with pytest.raises(InfrastructureError, match="did not start: it did not begin within 60 s"):
+            bash(machine, "true")
+        with pytest.raises(InfrastructureError, match="does not do as it should within 60 s") as raised:
+            verified(machine, tmp_path)
+        assert not isinstance(raised.value, UnusableMachineError)
+    finally:
+        os.kill(shim, signal.SIGCONT)
 
 
 def test_an_agent_that_ends_every_command_or_leaves_no_room_for_one_gets_no_other_machine(
