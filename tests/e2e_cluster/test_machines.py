@@ -275,8 +275,13 @@ def test_an_agent_that_holds_its_machine_s_first_process_earns_nothing(machine: 
     assert "the machine's first process does not end" in found.reason
 
 
-def test_a_full_disk_ends_the_machine_and_is_no_error(machine: PodMachine, tmp_path: Path) -> None:
-    full = bash(machine, "head -c 300000000 /dev/zero > /app/large; sleep 400", timeout_s=300.0)
+@pytest.mark.parametrize(
+    "filling",
+    ["head -c 300000000 /dev/zero > /app/large", "cd /app; seq 40000 | xargs -n 1000 touch"],
+    ids=["bytes", "inodes"],
+)
+def test_a_full_disk_ends_the_machine_and_is_no_error(machine: PodMachine, tmp_path: Path, filling: str) -> None:
+    full = bash(machine, f"{filling}; sleep 400", timeout_s=300.0)
     assert full.ending == "disk"
     found = verified(machine, tmp_path)
     assert (found.outcome, found.reward) == ("scored", 0.0)
