@@ -5,13 +5,14 @@ The agents of the first job are tools, those of the second are programs in the p
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import images
@@ -23,8 +24,13 @@ from pod_processes import main_process
 from real_cluster import ROOT, Cluster
 from ruamel.yaml import YAML
 
-from plaudit_reward.machines import KEPT
+from plaudit_reward.machines import KEPT, KeptMachines
+from plaudit_reward.pod_provider import PodProvider
+from plaudit_reward.providers import MachineChoice
+from plaudit_reward.scorer import Attempt, Score
+from plaudit_reward.verifier import VerifierScorer
 from plaudit_sandbox.pod_manifests import LABEL
+from plaudit_wire.records import Sample
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -74,9 +80,6 @@ while (digit := ask()) != "=":
 class TerminalJob(PacedJob):
     """The terminal example with pods for machines, and with a script for a policy."""
 
-    applied: dict[str, Any]
-    """What was applied."""
-
     def manifest(self) -> dict[str, Any]:
         folder = self._shared / self.name
         subprocess.run([sys.executable, EXAMPLE / "prepare.py", "--folder", folder], check=True)
@@ -110,27 +113,14 @@ class TerminalJob(PacedJob):
         change = json.dumps({"spec": {"suspend": value}})
         self.cluster.kubectl("--namespace", NAMESPACE, "patch", f"rlj/{self.name}", "--type=merge", "--patch", change)
 
-    def rescore(self) -> list[dict[str, Any]]:
-        """Return what the Job of docs/sandboxes.md writes, which runs ``plaudit rescore`` in a pod."""
-        pages = re.findall(
-            r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "sandboxes.md").read_text(), re.MULTILINE | re.DOTALL
-        )
-        (text,) = (page for page in pages if "kind: RoleBinding" in page)
-        for word, given in (("REGISTRY/plaudit-worker:0.1.0", images.WORKER), ("RUN", self.folder.name)):
-            assert word in text
-            text = text.replace(word, given)
-        about = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rescore", "namespace": NAMESPACE}}
-        about["data"] = {"job.yaml": json.dumps(self.applied)}
-        done = self.cluster.apply(about, *YAML(typ="safe").load_all(text))
-        assert done.returncode == 0, done.stderr
-
-        def counts() -> dict[str, int]:
-            status = self.cluster.get("job", "rescore", NAMESPACE).get("status", {})
-            return {name: status[name] for name in ("succeeded", "failed") if name in status}
-
-        self.cluster.until("the end of rescore", counts, 900)
-        assert counts() == {"succeeded": 1}, self.cluster.kubectl("-n", NAMESPACE, "logs", "job/rescore").stdout
-        return [json.loads(line) for line in (self._shared / "again.jsonl").read_text().splitlines()]
+    def tested_again(self, row: dict[str, Any]) -> Score:
+        """Return the score of a sample's machine that was kept, from outside of the cluster."""
+        choice = MachineChoice(images.MACHINE, memory_bytes=64 << 20, disk_bytes=32 << 20)
+        kept = KeptMachines(self.folder / KEPT, PodProvider(choice, namespace=NAMESPACE))
+        given = json.loads(row["extra_info_json"])
+        given["task"] = str(self._shared / Path(given["task"]).relative_to("/plaudit"))
+        sample = Sample(row["group"], row["index"], "", "", "", extra_info=given)
+        return asyncio.run(VerifierScorer("tests", kept, 1).score(sample, Attempt(600.0)))
 
     def machines(self) -> list[dict[str, Any]]:
         """Return the pods of machines and of their tests."""
@@ -167,8 +157,7 @@ def job(shared: Cluster) -> Iterator[TerminalJob]:
     if not shared.own:
         pytest.skip("kills processes of this machine, and needs an image")
     job = TerminalJob(shared, "terminal", STEPS)
-    job.applied = job.manifest()
-    done = job.cluster.apply(job.applied)
+    done = job.cluster.apply(job.manifest())
     assert done.returncode == 0, done.stderr
     yield job
     job.delete()
@@ -201,17 +190,17 @@ def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_kill_and_a_sus
     assert len(scored) > len(rows) / 2
 
 
-def test_rescore_in_a_pod_gives_the_machines_that_were_kept_the_same_rewards(job: TerminalJob) -> None:
+def test_machines_that_were_kept_give_the_same_rewards_again(job: TerminalJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", job.cluster.kubeconfig)
+    rows = [row for file in job.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
+    scored = [row for row in rows if row["outcome"] == "scored"]
     kept = {(path.parts[-3], int(path.parts[-2].split("-")[0])) for path in job.folder.glob(f"{KEPT}/*/*/kept.json")}
-    rows = job.rescore()
-    scored = [row for row in rows if row["outcome_before"] == "scored"]
     found = [row for row in scored if (row["group"], row["index"]) in kept]
     assert len(found) > len(scored) / 2  # a suspension takes machines that were not kept yet
-    assert len({row["score"] for row in found}) > 1
-    for row in found:
-        assert (row["outcome"], row["score"]) == ("scored", pytest.approx(row["score_before"])), row
-    without = {row["outcome"] for row in rows if (row["group"], row["index"]) not in kept}
-    assert without <= {"data_error"}
+    for row in {row["score"]: row for row in found}.values():
+        again = job.tested_again(row)
+        assert again.outcome == "scored", again
+        assert again.value == pytest.approx(row["score"]), row["prompt"]
 
 
 def test_nothing_is_left_of_machines(job: TerminalJob) -> None:
