@@ -315,7 +315,7 @@ def _of_ours(tasks: Path, folder: Path) -> dict[tuple[str, str], Result]:
         return Result(score.outcome, rewards, end.ending)
 
     try:
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(2) as pool:
             asked = {(name, agent): pool.submit(result, name, agent) for name in CASES for agent in AGENTS}
             return {key: future.result() for key, future in asked.items()}
     finally:
