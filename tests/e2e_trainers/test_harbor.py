@@ -264,7 +264,7 @@ def _of_harbor(interpreter: Path, tasks: Path, folder: Path) -> dict[tuple[str, 
     job = {
         "jobs_dir": str(folder),
         "job_name": "job",
-        "n_concurrent_trials": 4,  # half of what they take is a wait
+        "n_concurrent_trials": 4,  # some of them wait for a limit of time
         "quiet": True,
         "environment": {"type": "podman", "extra_docker_compose": [str(folder / "compose.json")]},
         "agents": [{"name": AGENTS[0]}, {"import_path": "harbor_agent:InstructionAgent"}],
