@@ -16,8 +16,9 @@ from plaudit_wire.errors import DataError, InfrastructureError
 LARGEST_REWARD_BYTES: Final = 1 << 20
 _LARGEST_LOGS_BYTES: Final = 64 << 20
 """What is read of ``/logs/verifier`` in search of the reward."""
-_PAGE_BYTES: Final = 4096
-_MOST_ENTRIES: Final = 500_000
+PAGE_BYTES: Final = 4096
+"""What each file and folder of a machine counts at least."""
+MOST_ENTRIES: Final = 500_000
 _OF_THE_KERNEL: Final = ("dev", "proc", "sys")
 _MOST_WAITING: Final = 1000
 _LONGEST_PATH: Final = 4000
@@ -106,9 +107,9 @@ def copy_files(
             tarfile.open(fileobj=to, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as written,
         ):
             for number, member in enumerate(read):
-                if number >= _MOST_ENTRIES:
-                    raise FilesTooLargeError(f"the machine holds more than {_MOST_ENTRIES} files and folders")
-                room.take(max(member.size, _PAGE_BYTES) if member.isreg() else _PAGE_BYTES)
+                if number >= MOST_ENTRIES:
+                    raise FilesTooLargeError(f"the machine holds more than {MOST_ENTRIES} files and folders")
+                room.take(max(member.size, PAGE_BYTES) if member.isreg() else PAGE_BYTES)
                 if len(member.name) > _LONGEST_PATH:
                     raise FilesTooLargeError(f"a path of the machine has more than {_LONGEST_PATH} characters")
                 member.name = str(PurePosixPath(below, member.name))

@@ -5,7 +5,8 @@ Calls block, each in a thread of the pods' own.
 
 An agent can bring about that its pod starts no command: it uses up what a command needs, ends what comes up, or stops
 (SIGSTOP) the program by which containerd 1.6 starts one, and then none starts in any container of the pod. A broken
-node looks alike. So where a pod that was not lost starts nothing, others on its node are asked (``unanswered``).
+node looks alike. So where a pod that was not lost starts nothing, others on its node are asked (``unanswered``). A pod
+gets its agent's first command once the shell that reads it has begun, and a label then: one without it is not blamed.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from plaudit_sandbox.pod_manifests import (
     KEEPER,
     LABEL,
     MACHINE,
+    USED_LABEL,
     WITNESS_LABEL,
     PodSettings,
     ending_of,
     is_running,
+    is_used,
     start_problem,
     witness_pod,
     witnesses,
@@ -69,14 +72,22 @@ class PodExecution:
 
     Args:
         is_agent_s: The pod is an agent's. In another, a command that cannot be started is an error.
+        is_first: Nothing of the agent may have run there yet.
     """
 
     def __init__(
-        self, cluster: PodCluster, name: str, settings: PodSettings, limits: MachineLimits, *, is_agent_s: bool
+        self,
+        cluster: PodCluster,
+        name: str,
+        settings: PodSettings,
+        limits: MachineLimits,
+        *,
+        is_agent_s: bool,
+        is_first: bool = False,
     ) -> None:
         self.unusable = ""
         """Why the pod starts no further command, by the doing of what ran in it; empty if it may."""
-        self._is_agent_s = is_agent_s
+        self._is_agent_s, self._is_first = is_agent_s, is_first
         self._cluster = cluster
         self._name = name
         self._output = KeptOutput(limits.output_bytes)
@@ -109,12 +120,14 @@ class PodExecution:
         # open, so the shell reports the exit code by itself.
         reading = f"dd bs=1 count={len(script)} 2>/dev/null" if stdin else f"head -c {len(script)}"
         command = f'head -c {len(stdin)} | (eval "$script")' if stdin else '(eval "$script" </dev/null)'
-        shell = f"script=$({reading}); {command}; code=$?; echo $code >&2; exit $code"
+        shell = f"echo >&2; script=$({reading}); {command}; code=$?; echo $code >&2; exit $code"
         try:
             process = self._cluster.execute(self._name, MACHINE, shell)
         except ClusterError as error:
             return self._ended(str(error))
         try:
+            if self._is_first:
+                self._hand_over(process)
             process.write(script + stdin)
             if (limit := self._watch(process, until_s)) is not None:
                 return limit, AT_A_LIMIT
@@ -128,6 +141,15 @@ class PodExecution:
             # Of what can end a whole command by this signal, only a shortage is not its own: of memory, or its pod's.
             return "disk" if self._reported_ending() == "disk" else "memory", KILLED
         return "exited", code
+
+    def _hand_over(self, process: PodProcess) -> None:
+        """Wait until a shell has begun that gets the pod's first command, and label the pod. Raise ``ClusterError``."""
+        until_s = time.monotonic() + END_S
+        while not process.errors:
+            if process.is_over or time.monotonic() > until_s or self._is_stopped.is_set():
+                raise ClusterError(process.problem or f"it did not begin within {END_S:g} s", 0)
+            process.receive(LONGEST_POLL_S)
+        self._cluster.label(self._name, {USED_LABEL: "yes"})
 
     def _watch(self, process: PodProcess, until_s: float) -> Ending | None:
         """Take in the output until the end; return the limit that the command reached first."""
@@ -165,6 +187,9 @@ class PodExecution:
         Args:
             is_refused: Its node reported that the command could not be started.
         """
+        raise_if_lost(self._name, pod := self._cluster.read(self._name))
+        if self._is_agent_s and not is_used(pod):
+            raise InfrastructureError(f"the first command of the pod {self._name} did not start: {problem}")
         ending = self._reported_ending()
         if not ending and is_refused and self._is_agent_s:
             self._end_processes()
@@ -262,12 +287,12 @@ def ask_keeper(cluster: PodCluster, name: str, script: str) -> str:
 def unanswered(cluster: PodCluster, name: str, error: InfrastructureError) -> InfrastructureError:
     """Return what it means that a pod did not run a script of ours: ``UnusableMachineError`` or the error itself.
 
-    It is the agent's doing if the pod was not lost and its node runs a script in another pod, but then still none in
-    this one. Raises ``InfrastructureError`` for a pod that was lost.
+    It is the agent's doing if it has run something there, the pod was not lost, and its node runs a script in another
+    pod, but then still none in this one. Raises ``InfrastructureError`` for a pod that was lost.
     """
     pod = cluster.read(name)
     raise_if_lost(name, pod)
-    is_alone = _has_witness(cluster, pod) and not _answers(cluster, name)
+    is_alone = is_used(pod) and _has_witness(cluster, pod) and not _answers(cluster, name)
     raise_if_lost(name, cluster.read(name))
     if not is_alone:
         return error

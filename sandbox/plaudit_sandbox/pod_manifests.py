@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
+from plaudit_sandbox.archives import MOST_ENTRIES, PAGE_BYTES
 from plaudit_sandbox.machine import WRITABLE, Ending, MachineLimits
 from plaudit_sandbox.verification import READ_BESIDE_BIN
 
@@ -32,6 +33,8 @@ LABEL: Final = "plaudit.dev/machine"
 ROLE_LABEL: Final = "plaudit.dev/machine-role"
 WITNESS_LABEL: Final = "plaudit.dev/machine-witness"
 """On ``witness_pod`` alone."""
+USED_LABEL: Final = "plaudit.dev/machine-used"
+"""On an agent's pod from its first command on; whatever happens in one before is not its agent's doing."""
 NETWORK_LABEL: Final = "plaudit.dev/machine-network"
 MACHINE: Final = "machine"
 KEEPER: Final = "keeper"
@@ -45,7 +48,9 @@ END: Final = f": > {_CONTROL}/end"
 LOADED: Final = f": > {_CONTROL}/loaded"
 _FIRST_PROCESS = f"while [ ! -e {_CONTROL}/end ]; do sleep 0.3 || sleep 1; done"
 _UNTIL_LOADED = f"while [ ! -e {_CONTROL}/loaded ]; do sleep 0.1 || sleep 1; done"
-_KEEP = "while :; do sleep 3600; done"
+_COUNT_EVERY_S = 20
+_TOO_MANY = 28
+"""The keeper's exit code once it has found more files than a machine may hold."""
 _SMALL = "64Mi"
 _LOST_AFTER_S = 30
 """After which a pod is deleted whose node Kubernetes finds lost."""
@@ -248,7 +253,7 @@ def _pod(
                 _container(
                     KEEPER,
                     settings.image,
-                    _KEEP,
+                    _keep(limits),
                     of_keeper,
                     {**of_keeper, "cpu": "1", "memory": "128Mi"},
                     [*keeper, control],
@@ -262,6 +267,24 @@ def _pod(
             ],
         },
     }
+
+
+def _keep(limits: MachineLimits) -> str:
+    """Return the keeper's script, which ends the machine where it holds more files than a copy of it may.
+
+    Kubernetes counts no inodes of a pod. It would end pods of a node that has none left, whoever used them up.
+    """
+    most = min(limits.disk_bytes // PAGE_BYTES, MOST_ENTRIES)
+    return f"""\
+while :; do
+  sleep {_COUNT_EVERY_S}
+  if [ $(du -a {FILES} 2>/dev/null | head -n {most} | wc -l) -ge {most} ]; then {END}; exit {_TOO_MANY}; fi
+done"""
+
+
+def is_used(pod: Object) -> bool:
+    """Tell whether something of its agent may have run in a pod."""
+    return USED_LABEL in pod["metadata"]["labels"]
 
 
 def witnesses(pods: Iterable[Object], pod: Object) -> list[str]:
@@ -549,7 +572,7 @@ def ending_of(pod: Object) -> Ending | str:
     words = _words(status)
     if status.get("reason") == "Evicted" and "exceed" in words and "node was low" not in words:
         return "disk"
-    if ran_out_of_memory(pod, KEEPER):
+    if ran_out_of_memory(pod, KEEPER) or _terminated(_status(pod, KEEPER)).get("exitCode") == _TOO_MANY:
         return "disk"  # it had more files to list than any task needs
     if status.get("phase") != "Running" or "deletionTimestamp" in pod["metadata"]:
         return words or (f"it is {status.get('phase')}" if status.get("phase") != "Running" else "it is being deleted")

@@ -68,6 +68,7 @@ from plaudit_sandbox.pod_manifests import (
     ending_of,
     has_ended,
     is_running,
+    is_used,
     placement,
     program_folders,
     ran_out_of_memory,
@@ -97,6 +98,8 @@ class PodMachine:
         self.settings = settings
         self._cluster = cluster
         self._receiver: PodProcess | None = None
+        self._is_used = False
+        """Something of its agent has run, by this object; else the pod's label tells."""
         self._unusable = ""
         """Why no further command can be started, by the agent's doing; empty if one may be."""
 
@@ -149,9 +152,11 @@ class PodMachine:
             return CommandEnd("exited", KILLED, f"[{self._unusable}]\n", 0.0)
         for place, folder in mounts.items():
             await in_thread(self.upload, folder, place)
-        run = PodExecution(self._cluster, self.name, self.settings, self.limits, is_agent_s=True)
+        run = PodExecution(
+            self._cluster, self.name, self.settings, self.limits, is_agent_s=True, is_first=not self._is_used
+        )
         executed = await run.finished(command, timeout_s, environment, directory, stdin)
-        self._unusable = run.unusable
+        self._is_used, self._unusable = True, run.unusable
         return executed
 
     def upload(self, folder: Path, place: str) -> None:
@@ -222,7 +227,11 @@ class PodMachine:
 
     def end(self) -> bool:
         """End every process of the agent for good; return False if the first one refuses to end."""
-        return _end(self._cluster, self.name)
+        if _end(self._cluster, self.name):
+            return True
+        if not is_used(self._cluster.read(self.name)):
+            raise InfrastructureError(f"the first process of {self.name} does not end, and nothing else ran there")
+        return False
 
     @contextlib.contextmanager
     def files(self, places: Sequence[str]) -> Iterator[IO[bytes]]:

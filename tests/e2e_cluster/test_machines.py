@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,8 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 from pod_processes import main_process
-from real_cluster import Cluster
+from real_cluster import ROOT, Cluster
+from ruamel.yaml import YAML
 
 from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, DENIALS, POD_ATTACKS, SEPARATE_TEST, STOPS_ALL, TAKEN_OVER, TEST
 from plaudit_job.tasks import Task, read_task
@@ -199,8 +201,8 @@ def test_an_agent_that_stops_every_process_earns_nothing(pods: PodCluster, tmp_p
 def test_a_pod_that_starts_no_process_earns_nothing_where_its_node_starts_others(
     machine: PodMachine, pods: PodCluster, cluster: Cluster, tmp_path: Path
 ) -> None:
-    first = Path(f"/proc/{main_process(pods.read(machine.name))}/status").read_text()
-    shim = int(first.partition("PPid:")[2].split()[0])
+    bash(machine, "true")
+    shim = shim_of(pods, machine)
     os.kill(shim, signal.SIGSTOP)  # as if its agent had stopped what starts commands in its pod
     try:
         cluster.kubectl("--namespace", NAMESPACE, "create", "quota", "no-witness", "--hard=pods=1")
@@ -218,6 +220,27 @@ def test_a_pod_that_starts_no_process_earns_nothing_where_its_node_starts_others
     assert (found.outcome, found.reward) == ("tampered", 0.0)
     assert "others of its node start them" in found.reason
     assert roles(pods, machine) == ["agent"]
+
+
+def shim_of(pods: PodCluster, machine: PodMachine) -> int:
+    """Return the process that starts commands in a pod."""
+    first = Path(f"/proc/{main_process(pods.read(machine.name))}/status").read_text()
+    return int(first.partition("PPid:")[2].split()[0])
+
+
+def test_a_pod_whose_first_command_never_starts_is_an_error(
+    machine: PodMachine, pods: PodCluster, tmp_path: Path
+) -> None:
+    shim = shim_of(pods, machine)
+    os.kill(shim, signal.SIGSTOP)  # of this pod alone, while others of its node start commands
+    try:
+        with pytest.raises(InfrastructureError, match="did not start: it did not begin within 60 s"):
+            bash(machine, "true")
+        with pytest.raises(InfrastructureError, match="does not do as it should within 60 s") as raised:
+            verified(machine, tmp_path)
+        assert not isinstance(raised.value, UnusableMachineError)
+    finally:
+        os.kill(shim, signal.SIGCONT)
 
 
 def test_an_agent_that_ends_every_command_or_leaves_no_room_for_one_gets_no_other_machine(
@@ -254,8 +277,13 @@ def test_an_agent_that_holds_its_machine_s_first_process_earns_nothing(machine: 
     assert "the machine's first process does not end" in found.reason
 
 
-def test_a_full_disk_ends_the_machine_and_is_no_error(machine: PodMachine, tmp_path: Path) -> None:
-    full = bash(machine, "head -c 300000000 /dev/zero > /app/large; sleep 400", timeout_s=300.0)
+@pytest.mark.parametrize(
+    "filling",
+    ["head -c 300000000 /dev/zero > /app/large", "cd /app; seq 40000 | xargs -n 1000 touch"],
+    ids=["bytes", "inodes"],
+)
+def test_a_full_disk_ends_the_machine_and_is_no_error(machine: PodMachine, tmp_path: Path, filling: str) -> None:
+    full = bash(machine, f"{filling}; sleep 400", timeout_s=300.0)
     assert full.ending == "disk"
     found = verified(machine, tmp_path)
     assert (found.outcome, found.reward) == ("scored", 0.0)
@@ -401,15 +429,21 @@ spec:
 """
 
 
-def rescored(run: Path, task: Task) -> list[dict[str, Any]]:
-    """Return what ``plaudit rescore`` writes of two samples of a run, the first of which had a machine."""
+def write_samples(run: Path, task: str, number: int) -> None:
+    """Write so many samples of a task as a run stores them, together with the job of ``RESCORES``."""
     about = {"step": 1, "split": "train", "group": "g", "data_source": "", "prompt": "", "ground_truth_json": "null"}
-    extra = json.dumps({"task": str(task.folder), "digest": "of the run"})
+    extra = json.dumps({"task": task, "digest": "of the run"})
     about |= {"extra_info_json": extra, "response": "done", "outcome": "scored", "score": 1.0}
     (run / "samples").mkdir(exist_ok=True)
-    table = pyarrow.Table.from_pylist([about | {"index": index} for index in range(2)], schema=pyarrow.schema(COLUMNS))
+    rows = [about | {"index": index} for index in range(number)]
+    table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(COLUMNS))
     parquet.write_table(table, run / "samples" / "step-000001-i1.parquet")
     (run / "keeps.yaml").write_text(RESCORES)
+
+
+def rescored(run: Path, task: Task) -> list[dict[str, Any]]:
+    """Return what ``plaudit rescore`` writes of two samples of a run, the first of which had a machine."""
+    write_samples(run, str(task.folder), 2)
     output = run / "again.jsonl"
     assert main(["rescore", str(run), "--job", str(run / "keeps.yaml"), "-o", str(output)]) == 0
     return [json.loads(line) for line in output.read_text().splitlines()]
@@ -450,6 +484,73 @@ def test_a_broker_that_is_killed_while_it_keeps_a_machine_leaves_all_of_it_or_no
     again, _ = rescored(tmp_path, task)
     assert (again["outcome"], "could not be kept" in again["scorer/tests/reason"]) == ("data_error", True), again
     assert pods.find({}) == []
+
+
+def documented(namespace: str, volume: Path, **words: str) -> list[dict[str, Any]]:
+    """Return the objects of docs/sandboxes.md that run ``plaudit rescore`` in a pod, with a volume of this machine."""
+    page = (ROOT / "docs" / "sandboxes.md").read_text()
+    (text,) = (
+        block for block in re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S) if "kind: RoleBinding" in block
+    )
+    for word, given in {"namespace: training": f"namespace: {namespace}", **words}.items():
+        assert word in text
+        text = text.replace(word, given)
+    metadata = {"name": "rescore", "namespace": namespace}
+    data = {"job.yaml": RESCORES}
+    of_volume = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "capacity": {"storage": "1Gi"}}
+    of_volume |= {"hostPath": {"path": str(volume)}, "claimRef": {"name": "shared", "namespace": namespace}}
+    of_claim = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": "rescore"}
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data},
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "rescore"}, "spec": of_volume},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "shared", "namespace": namespace},
+            "spec": of_claim | {"resources": {"requests": {"storage": "1Gi"}}},
+        },
+        *YAML(typ="safe").load_all(text),
+    ]
+
+
+def test_a_pod_with_the_documented_rights_tests_kept_machines_again(
+    pods: PodCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    namespace, run = "rescoring", tmp_path / "runs" / "rescoring" / "of-kept"
+    provider = PodProvider(MachineChoice(IMAGE, memory_bytes=128 << 20, disk_bytes=32 << 20, run="of kept"))
+    task = write_task(tmp_path / "task")
+    for index, script in enumerate(("cp given answer", "echo 1 > /logs/verifier/reward.txt")):
+        (folder := tmp_path / f"machine-{index}").mkdir()
+        (to := run / KEPT / "g" / f"{index}-abcd").mkdir(parents=True)
+        made = provider.make(folder, task)
+        try:
+            asyncio.run(made.machine.run(["sh", "-c", script], timeout_s=300.0, directory=made.directory))
+            provider.keep(folder, made, to)
+        finally:
+            provider.remove(folder)
+    write_samples(run, "/plaudit/task", 3)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o777)  # pods have another user
+    cluster.kubectl("create", "namespace", namespace)
+    cluster.kubectl("label", "namespace", namespace, RESTRICTED)
+    words = {"REGISTRY/plaudit-worker:0.1.0": images.WORKER, "runs/training/RUN": f"runs/{namespace}/{run.name}"}
+    done = cluster.apply(*documented(namespace, tmp_path, **words))
+    assert done.returncode == 0, done.stderr
+
+    def ended() -> dict[str, int]:
+        status = cluster.get("job", "rescore", namespace).get("status", {})
+        return {name: status[name] for name in ("succeeded", "failed") if status.get(name)}
+
+    cluster.until("the end of rescore", ended, 600)
+    assert ended() == {"succeeded": 1}, cluster.kubectl("-n", namespace, "logs", "job/rescore").stdout
+    rows = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+    found = [(row["outcome"], row["score"]) for row in rows]
+    assert found == [("scored", 1.0), ("scored", 0.0), ("data_error", None)], rows
+    assert "was not kept" in rows[2]["reason"]
+    assert cluster.get("networkpolicy", "plaudit-machines-none", namespace)
+    assert cluster.pods(namespace, LABEL) == []
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    cluster.kubectl("delete", "pv", "rescore", "--wait=false")
 
 
 def test_many_machines_at_once_on_two_nodes(pods: PodCluster, tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def _of_harbor(interpreter: Path, tasks: Path, folder: Path) -> dict[tuple[str, 
     job = {
         "jobs_dir": str(folder),
         "job_name": "job",
-        "n_concurrent_trials": 2,
+        "n_concurrent_trials": 4,  # some of them wait for a limit of time
         "quiet": True,
         "environment": {"type": "podman", "extra_docker_compose": [str(folder / "compose.json")]},
         "agents": [{"name": AGENTS[0]}, {"import_path": "harbor_agent:InstructionAgent"}],
@@ -274,10 +274,11 @@ def _of_harbor(interpreter: Path, tasks: Path, folder: Path) -> dict[tuple[str, 
     environment = {
         **os.environ,
         "HOME": str(folder),
-        "PATH": os.pathsep.join([str(interpreter.parent), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([str(PROGRAMS), str(interpreter.parent), os.environ["PATH"]]),
+        "PODMAN_COMPOSE": str(interpreter.parent / "podman-compose"),
         "PYTHONPATH": str(PROGRAMS),
         "CONTAINERS_CONF": str(folder / "containers.conf"),
-        "PYTHONDONTWRITEBYTECODE": "",  # podman-compose starts a dozen times for each task
+        "PYTHONDONTWRITEBYTECODE": "",  # Harbor's modules take seconds to compile
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
     command = [str(interpreter.parent / "harbor"), "run", "--config", str(folder / "job.json"), "--yes"]

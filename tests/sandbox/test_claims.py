@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
+import hashlib
 import io
 import json
 import re
@@ -42,6 +45,8 @@ class Api(ThreadingHTTPServer):
         self.refusal = ""
         self.image_workdir = ""
         self.num_claims = 0
+        self.processes: list[Sequence[bytes]] = []
+        """The frames of each process that is started, in their order, until its connection is closed."""
         self.serves_claims = True
 
     def of(self, plural: str) -> list[dict[str, Any]]:
@@ -71,6 +76,16 @@ class Api(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Api
+
+    def start_process(self) -> None:
+        key = f"{self.headers['Sec-WebSocket-Key']}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key).digest()).decode())
+        self.end_headers()
+        for frame in self.server.processes.pop(0):
+            self.wfile.write(bytes([0x82, len(frame)]) + frame)
 
     def answer(self) -> None:
         url, api = urlsplit(self.path), self.server
@@ -104,7 +119,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815
+    do_POST = do_PATCH = do_DELETE = answer  # noqa: N815
+
+    def do_GET(self) -> None:
+        (self.start_process if urlsplit(self.path).path.endswith("/exec") else self.answer)()
 
     def selects(self, path: str, value: dict[str, Any], of: str) -> bool:
         wanted = parse_qs(urlsplit(self.path).query).get("labelSelector", [""])[0].split(",")
@@ -188,6 +206,25 @@ def test_a_cluster_without_agent_sandbox_is_refused_by_name(api: Api) -> None:
     api.serves_claims = False
     with pytest.raises(ConfigurationError, match="install Agent Sandbox with its extensions"):
         ClaimCluster().require(["none"])
+
+
+REFUSED = bytes([3]) + b'{"status": "Failure", "message": "fork/exec: resource temporarily unavailable"}'
+BEGUN, ENDED = bytes([2]) + b"\n", bytes([3]) + b'{"status": "Success"}'
+
+
+def test_a_first_command_that_does_not_begin_is_an_error_and_a_later_one_its_agent_s_doing(api: Api) -> None:
+    cluster = ClaimCluster()
+    machine = PodMachine.new(cluster, SETTINGS, LIMITS)
+    for problem in (REFUSED,), ():
+        api.processes = [problem]
+        with pytest.raises(InfrastructureError, match=f"first command of the pod {machine.name} did not start"):
+            asyncio.run(machine.run(["true"], timeout_s=5.0))
+    api.processes = [(BEGUN, ENDED)]
+    assert asyncio.run(machine.run(["true"], timeout_s=5.0)).exit_code == 0
+    for known in (machine, PodMachine(cluster, machine.name, SETTINGS, LIMITS)):  # as another process finds it
+        api.processes = [(REFUSED,), (BEGUN, ENDED)]
+        ended = asyncio.run(known.run(["true"], timeout_s=5.0))
+        assert (ended.exit_code, "resource temporarily unavailable" in ended.output) == (126, True), ended
 
 
 class LocalPod(PodMachine):

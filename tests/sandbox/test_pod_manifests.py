@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import signal
 import subprocess
 import tarfile
 from pathlib import Path
@@ -219,6 +221,28 @@ AWAY["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
 )
 def test_only_what_a_policy_brings_about_is_its_own_ending(pod: dict[str, Any], ending: str) -> None:
     assert ending_of(pod) == ending
+
+
+@pytest.mark.parametrize(("num_files", "code"), [(80, 28), (10, None)])
+def test_a_keeper_ends_its_machine_where_it_holds_more_files_than_its_disk_has_pages(
+    tmp_path: Path, num_files: int, code: int | None
+) -> None:
+    pod = agent_pod("one", SETTINGS, MachineLimits(disk_bytes=64 * 4096))
+    script = pod["spec"]["containers"][1]["command"][2].replace("sleep 20", "sleep 0.1")
+    for name in ("files", "control"):
+        (tmp_path / name).mkdir()
+        script = script.replace(f"/plaudit/{name}", str(tmp_path / name))
+    for number in range(num_files):
+        (tmp_path / "files" / str(number)).touch()
+    with subprocess.Popen(["sh", "-c", script], start_new_session=True) as keeper:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            keeper.wait(None if code else 1.0)
+        assert (keeper.returncode, (tmp_path / "control" / "end").exists()) == (code, code is not None)
+        if code is None:
+            os.killpg(keeper.pid, signal.SIGKILL)
+    found = status()
+    found["status"]["containerStatuses"][1]["state"] = {"terminated": {"reason": "Error", "exitCode": code}}
+    assert (ending_of(found) == "disk") == (code is not None)
 
 
 def on_node(name: str, node: str, found: dict[str, Any]) -> dict[str, Any]:
