@@ -17,7 +17,10 @@ import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from plaudit_reward.functions.result import Description, Target
 from plaudit_reward.isolation.messages import (
@@ -409,6 +412,8 @@ class ChildProcesses:
 
     async def open(self) -> Description:
         """Start the first child, wait until it has loaded the function, then start the others."""
+        with contextlib.suppress(OSError):  # the child reports it
+            self._target = msgspec.structs.replace(self._target, source=Path(self._target.path).read_bytes())
         self._opened = asyncio.get_running_loop().create_future()
         self.spawn()
         try:
