@@ -58,7 +58,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "plaudit: the following arguments are required: COMMAND (see plaudit --help)"),
         (["bogus"], "plaudit: argument COMMAND: invalid choice: 'bogus'"),
         (["run"], "plaudit run: the following arguments are required: job (see plaudit run --help)"),
-        (["run", "j", "--steps", "0"], "plaudit run: argument --steps: '0' is not a whole number of at least 1"),
+        (["run", "j", "--steps", "0"], "plaudit run: argument --steps: '0' is not a whole number from 1 to 2147483647"),
         (["run", "j", "--run", "a/b"], "plaudit run: argument --run: 'a/b' is not a name: use letters"),
         (["validate", "j", "--bogus"], "plaudit: unrecognized arguments: --bogus"),
         (["validate", "absent.yaml"], "absent.yaml: no such file. Give the path of a job file"),

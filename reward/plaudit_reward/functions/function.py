@@ -66,7 +66,7 @@ def import_user_file(path: str, what: str = "reward file", source: bytes = b"") 
     sys.modules[name] = module
     try:
         if source:
-            exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102 (what an import does)
+            exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 (what an import does)
         else:
             specification.loader.exec_module(module)
     except SyntaxError as error:

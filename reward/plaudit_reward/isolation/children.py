@@ -379,6 +379,14 @@ class Owner(Protocol):
         """Handle that no child is ready and none can be started at present."""
 
 
+def _with_source(target: Target) -> Target:
+    """Return the target with its file's content; a child reports a file that cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        if (file := Path(target.path)).is_file():
+            return msgspec.structs.replace(target, source=file.read_bytes())
+    return target
+
+
 class ChildProcesses:
     """Keep the child processes of one pool running; parameters as those of ``FunctionScorer``."""
 
@@ -412,8 +420,7 @@ class ChildProcesses:
 
     async def open(self) -> Description:
         """Start the first child, wait until it has loaded the function, then start the others."""
-        with contextlib.suppress(OSError):  # the child reports it
-            self._target = msgspec.structs.replace(self._target, source=Path(self._target.path).read_bytes())
+        self._target = _with_source(self._target)
         self._opened = asyncio.get_running_loop().create_future()
         self.spawn()
         try:
