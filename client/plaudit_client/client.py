@@ -55,6 +55,7 @@ _LOG = logging.getLogger("plaudit_client")
 _QUIET_S = 60.0
 """The service sends an empty line at least every 15 s: a connection that is quiet for longer is dead."""
 SERVICE_FILE = "runs/<run>/service.json"
+_WHERE = f"The address of a local service is in {SERVICE_FILE}"
 SampleMapping = Mapping[str, Any]
 """``response``, and optionally ``prompt`` (text or chat messages), ``data_source``, ``ground_truth``, ``extra_info``,
 ``response_tokens``, ``max_tokens``, ``finish_reason``, ``id``."""
@@ -175,10 +176,10 @@ class RewardClient:
             async with self._http() as http:
                 response = await http.get("/v1/service")
         except httpx.TransportError as error:
-            raise UnavailableError(f"{self.url}: {type(error).__name__}: {error}") from error
+            raise UnavailableError(f"{Outage(self.url, self.timeout_s).problem_of(error)}. {_WHERE}") from error
         if response.status_code != httpx.codes.OK:
             answer = refusal(response.status_code, response.headers, response.content, 1, 0)
-            raise answer.errors.get(0, UnavailableError(f"{self.url}: {answer.message}"))
+            raise answer.errors.get(0, UnavailableError(f"{self.url} answers with {answer.message}"))
         with contextlib.suppress(ValueError, RecursionError):
             if isinstance(description := response.json(), dict):
                 return description
@@ -436,6 +437,8 @@ class Outage:
         """Say what a failed request means, with the system's own reason."""
         if isinstance(error, httpx.ConnectTimeout):
             return f"cannot reach {self.url}: no connection within {_CONNECT_S:g} s"
+        if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
+            return f"{self.url} has sent nothing for {_QUIET_S:g} s: it may be stopped, or have no processor time"
         if isinstance(error, httpx.ConnectError):
             return f"cannot reach {self.url}: {_reason(error)}"
         return f"{self.url} broke the connection: {_reason(error)}"
@@ -447,8 +450,7 @@ class Outage:
         now = self._clock()
         if now - self._began >= _WARN_AFTER_S and now - self._warned_at >= _WARN_EVERY_S:
             self._warned_at = now
-            where = f"The address of a local service is in {SERVICE_FILE}"
-            _LOG.warning("%s; waiting up to %g s. %s", problem, self._timeout_s, where)
+            _LOG.warning("%s; waiting up to %g s. %s", problem, self._timeout_s, _WHERE)
 
     def end(self) -> None:
         """Note that the service has given a result."""

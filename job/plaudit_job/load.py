@@ -327,7 +327,7 @@ class _Constructor(RoundTripConstructor):
         """Construct a value."""
         try:
             return super().construct_object(node, deep)
-        except ValueError as error:
+        except (ValueError, LookupError, TypeError, ArithmeticError) as error:  # of a tag that the text does not fit
             message = f"{shown(node.value)} cannot be read ({error})"
             raise ConstructorError(None, None, message, node.start_mark) from None
 

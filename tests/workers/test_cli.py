@@ -1,6 +1,7 @@
 """The plaudit command: light help, one message for bad input, exit codes."""
 
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from plaudit_wire.errors import RefusedError
 from plaudit_workers import cli
-from plaudit_workers.cli import COMMANDS, main
+from plaudit_workers.cli import COMMANDS, EXIT_REFUSED, main
 
 HEAVY = ("torch", "vllm", "ray", "transformers", "pyarrow", "pydantic", "redis", "numpy", "asyncio", "rich")
 JOB = """
@@ -57,7 +58,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "plaudit: the following arguments are required: COMMAND (see plaudit --help)"),
         (["bogus"], "plaudit: argument COMMAND: invalid choice: 'bogus'"),
         (["run"], "plaudit run: the following arguments are required: job (see plaudit run --help)"),
-        (["run", "j", "--steps", "0"], "plaudit run: argument --steps: '0' is not a whole number of at least 1"),
+        (["run", "j", "--steps", "0"], "plaudit run: argument --steps: '0' is not a whole number from 1 to 2147483647"),
         (["run", "j", "--run", "a/b"], "plaudit run: argument --run: 'a/b' is not a name: use letters"),
         (["validate", "j", "--bogus"], "plaudit: unrecognized arguments: --bogus"),
         (["validate", "absent.yaml"], "absent.yaml: no such file. Give the path of a job file"),
@@ -142,3 +143,30 @@ def test_a_refusal_and_an_interruption_end_a_command_quietly(
 
 def test_commands_are_found_where_the_table_says() -> None:
     assert all(callable(pkgutil.resolve_name(command.function)) for command in COMMANDS.values())
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["rescore", "run", "--url", ""], "--url is empty"),
+        (["submit", "samples.jsonl", "--url="], "--url is empty"),
+        (["validate", ""], "argument 2 is empty"),
+        (["samples", "run", "--group", "\udcff"], "'\\udcff' is no text in UTF-8"),
+        (["submit", "samples.jsonl", "--wait", "-1"], "'-1' is no number of seconds"),
+        (["probe", "job.yaml", "--fail-above", "much"], "'much' is no finite number"),
+        (["try", "job.yaml", "--rows", "9" * 20], "is not a whole number from 1 to 2147483647"),
+    ],
+)
+def test_arguments_that_no_command_could_use_are_refused(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == EXIT_REFUSED
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_terminal_of_another_encoding_ends_nothing(job: Path) -> None:
+    program = [sys.executable, "-m", "plaudit_workers.cli", "validate", str(job)]
+    latin = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert subprocess.run(program, env=latin, check=False, capture_output=True).returncode == 0

@@ -228,6 +228,8 @@ class Service(msgspec.Struct, frozen=True):
     """Submissions are refused above this share of Redis's memory."""
     kept_share: float = 0.0
     """Share of the groups that are stored with their results, for auditors."""
+    scoring: str = ""
+    """Version of the scorers, as in each result; while workers are replaced, of some of them."""
 
 
 class GroupDelivery(msgspec.Struct, frozen=True, omit_defaults=True):

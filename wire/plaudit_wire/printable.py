@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 MOST_SHOWN_CHARACTERS: Final = 60
@@ -16,6 +17,11 @@ def printable(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in keep else _REPLACEMENT for each in text)
+
+
+def print_text(text: str, *, to_stderr: bool = False) -> None:
+    """Print lines that may hold text of any origin: a response, a reason, a path. Only their line ends act."""
+    print(printable(text, keep="\n\t"), file=sys.stderr if to_stderr else sys.stdout)
 
 
 def type_name(value: Any) -> str:

@@ -34,6 +34,7 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
     ClusterDownError,
     NoPermissionError,
     OutOfMemoryError,
@@ -132,11 +133,17 @@ class Outages:
         if now < self._log_next:
             return
         self._log_next = now + _LOG_EVERY_S
-        fields = {"address": self._address, "error": str(error), "seconds": round(now - self._began, 1)}
+        fields = {
+            "address": self._address,
+            "error": str(error) or type(error).__name__,
+            "seconds": round(now - self._began, 1),
+        }
         if isinstance(error, RecordError):
             logger.warning("cannot read the shared volume; retrying. Is it mounted?", **fields)
         elif isinstance(error, PassingRefusalError):
             logger.warning("Redis refuses commands for now; retrying", **fields)
+        elif isinstance(error, AuthenticationError):
+            logger.warning("Redis refuses the password; retrying. Has it changed?", **fields)
         else:
             logger.warning("cannot reach Redis; retrying. Is the service running?", **fields)
 

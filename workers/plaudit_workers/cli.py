@@ -7,7 +7,10 @@ failed · 130 after Ctrl-C · 141 the reader of standard output closed it.
 from __future__ import annotations
 
 import argparse
+import codecs
 import errno
+import io
+import locale
 import math
 import os
 import pkgutil
@@ -15,11 +18,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
 from plaudit_wire import VERSION
 from plaudit_wire.errors import EXIT_INTERRUPTED, RefusedError
+from plaudit_wire.printable import print_text
 from plaudit_wire.records import OUTCOMES
 from plaudit_workers.files import is_full
 
@@ -38,16 +42,35 @@ class Subcommand:
     add_arguments: Callable[[argparse.ArgumentParser], None]
 
 
+def _text(text: str) -> str:
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no text in UTF-8")
+    return text
+
+
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    if not text.isdecimal() or not 1 <= _number(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a whole number from 1 to {(1 << 31) - 1}")
     return int(text)
 
 
 def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no finite number")
+    if not math.isfinite(number := _number(text)):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no finite number")
     return number
+
+
+def _seconds(text: str) -> float:
+    if not 0 <= (seconds := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no number of seconds")
+    return seconds
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _run_name(text: str) -> str:
@@ -58,9 +81,9 @@ def _run_name(text: str) -> str:
 
 
 def _days(text: str) -> float:
-    days = float(text)
-    if not 0 < days < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of days")
+    days = _number(text)
+    if not 0 < days < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a positive number of days")
     return days
 
 
@@ -133,7 +156,11 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
         "--session", default="", metavar="NAME", help="default: derived from the samples and the output"
     )
     parser.add_argument(
-        "--wait", type=_finite, default=0.0, metavar="SECONDS", help="how long to wait for a service that is not up yet"
+        "--wait",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for a service that is not up",
     )
 
 
@@ -381,7 +408,11 @@ _EXTRAS = {"ray": "ray", "vllm": "rollout", "torch": "training", "transformers":
 
 
 class _Parser(argparse.ArgumentParser):
-    """Print an error as one line, without the usage."""
+    """Print an error as one line, without the usage; refuse bytes that are no UTF-8 outside of paths."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.register("type", None, _text)  # of arguments that name none
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_REFUSED, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -389,8 +420,9 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Return the exit code."""
+    _write_utf8(as_program=argv is None)
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = _parser().parse_args(_without_empty(sys.argv[1:] if argv is None else argv))
     except SystemExit as ended:
         return int(ended.code or 0)
     command = COMMANDS[arguments.command]
@@ -399,7 +431,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except RefusedError as refused:
-        print(refused, file=sys.stderr)
+        print_text(str(refused), to_stderr=True)
         return EXIT_REFUSED
     except ModuleNotFoundError as missing:
         if missing.name not in _EXTRAS:
@@ -409,7 +441,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_REFUSED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of standard output has closed it, as ``head`` does
+    except (BrokenPipeError, SystemExit) as error:  # the reader of standard output has closed it, as ``head`` does
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # rich ends the program there
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit does not fail as well
         return EXIT_CLOSED_PIPE
     except OSError as error:
@@ -418,12 +452,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         output = getattr(arguments, "output", None)
         file = error.filename or ("standard output" if output in (None, Path("-")) else output)
         remedy = "Make room" if is_full(error) else "Correct the path or its rights"
-        print(f"plaudit {arguments.command}: {file}: {error.strerror or error}. {remedy}", file=sys.stderr)
+        print_text(f"plaudit {arguments.command}: {file}: {error.strerror or error}. {remedy}", to_stderr=True)
         try:
             sys.stdout.flush()
         except OSError:  # it is what is full
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_REFUSED
+
+
+def _write_utf8(*, as_program: bool) -> None:
+    """Start the program again where its locale is of another encoding; write a path that is no UTF-8 with a mark."""
+    if as_program and codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
+        # Job files, data and Plaudit's own files are UTF-8 in any locale, also in the processes that it starts.
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _without_empty(argv: Sequence[str]) -> Sequence[str]:
+    """Return the arguments; refuse an empty one, which a variable that is not set leaves: as a path it is ``.``."""
+    for place, text in enumerate(argv):
+        before = argv[place - 1] if place else ""
+        if not text:
+            name = before if before.startswith("-") else f"argument {place + 1}"
+        elif text.startswith("--") and text.find("=") == len(text) - 1:
+            name = text[:-1]
+        else:
+            continue
+        _Parser(prog="plaudit").error(f"{name} is empty: is a variable not set? Give a value, or leave it out")
+    return argv
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -204,7 +204,11 @@ def raw_rows(path: Path, form: RowForm = VERL, further: Sequence[str] = ()) -> I
         return
     if not os.path.isfile(path):
         remedy = _DOWNLOAD if is_address(str(path)) else _WRITE_FIRST
-        raise RowError(path, "is a folder" if os.path.isdir(path) else "does not exist", remedy)
+        raise RowError(
+            path,
+            "does not exist" if not os.path.exists(path) else f"is a {'folder' if os.path.isdir(path) else 'device'}",
+            remedy,
+        )
     kind = kind_of(path)
     if not kind:
         raise RowError(path, f"ends with {path.suffix!r}", f"Give a file that ends with {', '.join(READERS)}")

@@ -76,7 +76,8 @@ def _put_whole(target: Path) -> Iterator[Path]:
             free = shutil.disk_usage(target.parent).free
             raise RefusedError(
                 f"no room for {target}: the disk, a quota or a file size limit is reached ({free:,} bytes free). "
-                "Make room, or keep fewer checkpoints (trainer.checkpoint.keep), then start again with --resume"
+                "Make room, then repeat the command; a run goes on with --resume, and fewer checkpoints "
+                "(trainer.checkpoint.keep) need less"
             ) from error
         raise
     finally:

@@ -49,8 +49,8 @@ def has_group_scorers(reward: RewardSpec) -> bool:
     )
 
 
-def service_of(job: RLJob) -> Service:
-    """Return the offer of a job without rollout and trainer."""
+def service_of(job: RLJob, scoring: str = "") -> Service:
+    """Return the offer of a job without rollout and trainer, whose scorers have this version."""
     reward = job.spec.reward
     workers = reward.workers
     replicas = workers.autoscaling.max_replicas if workers.autoscaling else workers.replicas
@@ -61,6 +61,7 @@ def service_of(job: RLJob) -> Service:
         group_deadline_s=reward.group_deadline_seconds,
         room=_QUEUED_PER_SLOT * replicas * workers.max_concurrent_samples,
         kept_share=max((audit.share for audit in reward.auditors.values()), default=0.0),
+        scoring=scoring,
     )
 
 

@@ -59,16 +59,19 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def top_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``plaudit top``."""
-    parser.add_argument("run", metavar="RUN", nargs="?", help="id of the run, or its folder (or use --url)")
+    parser.add_argument("run", type=str, metavar="RUN", nargs="?", help="id of the run, or its folder (or use --url)")
     parser.add_argument("--url", help="address of the run's metrics service")
-    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of all runs (default: runs)")
+    parser.add_argument("--runs-folder", type=str, default="runs", metavar="FOLDER", help="of all runs (default: runs)")
     parser.add_argument("--every", type=_interval, default=1.0, metavar="SECONDS", help="refresh interval (default: 1)")
 
 
 def _interval(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds <= _LONGEST_INTERVAL_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to {_LONGEST_INTERVAL_S}")
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no number of seconds up to {_LONGEST_INTERVAL_S}")
     return seconds
 
 
@@ -88,8 +91,8 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="id of the run, or its folder")
-    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of all runs (default: runs)")
+    parser.add_argument("run", type=str, metavar="RUN", help="id of the run, or its folder")
+    parser.add_argument("--runs-folder", type=str, default="runs", metavar="FOLDER", help="of all runs (default: runs)")
 
 
 def _exit_code(work: Callable[[], None]) -> int:

@@ -44,10 +44,14 @@ USER_MODULE = "plaudit_user_file_"
 """Beginning of the names of users' files as modules."""
 
 
-def import_user_file(path: str, what: str = "reward file") -> ModuleType:
-    """Import a Python file, which may import files beside it; raise ``ConfigurationError`` if that fails."""
+def import_user_file(path: str, what: str = "reward file", source: bytes = b"") -> ModuleType:
+    """Import a Python file, which may import files beside it; raise ``ConfigurationError`` if that fails.
+
+    Args:
+        source: the file's content where an earlier import decided it; empty: the file is read.
+    """
     file = Path(path)
-    if not file.is_file():
+    if not source and not file.is_file():
         raise ConfigurationError(
             f"{what} {path} does not exist. Paths in a job are relative to the job file; on Kubernetes the file "
             "comes from spec.files, the image or the volume"
@@ -62,7 +66,10 @@ def import_user_file(path: str, what: str = "reward file") -> ModuleType:
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
     try:
-        specification.loader.exec_module(module)
+        if source:
+            exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 (what an import does)
+        else:
+            specification.loader.exec_module(module)
     except SyntaxError as error:
         raise ConfigurationError(f"{path}, line {error.lineno}: {error.msg}") from error
     except BaseException as error:  # the user's module: sys.exit at import included
@@ -162,7 +169,7 @@ class UserFunction:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._where = f"{target.function} in {target.path}"
-        self._found = _find(import_user_file(target.path), target)
+        self._found = _find(import_user_file(target.path, source=target.source), target)
         called = _method_of(self._found, self._where) if inspect.isclass(self._found) else self._found
         self.is_async = any(map(inspect.iscoroutinefunction, (called, getattr(called, "__call__", None))))  # noqa: B004
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):

@@ -17,7 +17,10 @@ import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from plaudit_reward.functions.result import Description, Target
 from plaudit_reward.isolation.messages import (
@@ -376,6 +379,14 @@ class Owner(Protocol):
         """Handle that no child is ready and none can be started at present."""
 
 
+def _with_source(target: Target) -> Target:
+    """Return the target with its file's content; a child reports a file that cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        if (file := Path(target.path)).is_file():
+            return msgspec.structs.replace(target, source=file.read_bytes())
+    return target
+
+
 class ChildProcesses:
     """Keep the child processes of one pool running; parameters as those of ``FunctionScorer``."""
 
@@ -409,6 +420,7 @@ class ChildProcesses:
 
     async def open(self) -> Description:
         """Start the first child, wait until it has loaded the function, then start the others."""
+        self._target = _with_source(self._target)
         self._opened = asyncio.get_running_loop().create_future()
         self.spawn()
         try:

@@ -243,6 +243,18 @@ async def test_a_child_that_is_killed_from_outside_is_replaced(open_scorer: Open
     assert second.value not in (None, first.value)
 
 
+async def test_children_that_start_after_the_file_was_edited_score_as_the_first(
+    open_scorer: Open, make_sample: MakeSample
+) -> None:
+    source = "import os\ndef compute_score(sample): return os.getpid()"
+    scorer = await open_scorer(source, processes=1)
+    first = await scorer.score(make_sample(), Attempt(5.0))
+    Path(scorer.target.path).write_text(source.replace("os.getpid()", "-1"))
+    os.kill(int(first.value or 0), signal.SIGKILL)
+    second = await scorer.score(make_sample(), Attempt(5.0))
+    assert second.value not in (None, first.value, -1)
+
+
 async def test_processes_started_by_a_function_end_with_it(
     open_scorer: Open, make_sample: MakeSample, tmp_path: Path, runs: Callable[[int], bool]
 ) -> None:

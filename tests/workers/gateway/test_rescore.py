@@ -17,6 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_metrics.sources.sample_schema import COLUMNS
+from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import ScoringRecord
 from plaudit_workers.cli import EXIT_REFUSED, main
 from plaudit_workers.commands.rescore_rows import Progress, scorers_of_service
@@ -92,9 +93,29 @@ async def test_scores_of_two_versions_of_a_service_are_never_mixed(
         command = ["rescore", str(stored), "--url", gateway.url, "-o", str(output)]
         assert await asyncio.to_thread(main, command) == EXIT_REFUSED
     refused = capsys.readouterr().err
-    assert "the service's scorers have changed: samples so far were scored by version earlier, now it is " in refused
+    assert "the service's scorers have changed: samples so far were scored by version earlier, the next by " in refused
     assert f"Delete {output}.progress to score all samples anew" in refused
     assert not output.exists()
+
+
+def test_a_service_whose_scorers_have_changed_gets_no_sample_and_may_be_changed_back(tmp_path: Path) -> None:
+    output = tmp_path / "again.jsonl"
+    kept_in = output.with_name("again.jsonl.progress")
+    with Progress(output, "samples", "head", "former") as progress:
+        first = progress.attempt
+        progress.keep("1/g0/0", [ScoringRecord("scored", 1.0, version="former")])
+        unfinished = kept_in.read_bytes()
+    kept_in.write_bytes(unfinished)  # as after a kill
+    with Progress(output, "samples", "head", "changed") as progress:
+        with pytest.raises(RefusedError, match="by version former, the next by changed"):
+            progress.scored("1/g0/0", 1)
+        unfinished = kept_in.read_bytes()
+    kept_in.write_bytes(unfinished)
+    with Progress(output, "samples", "head", "former") as progress:
+        kept = progress.scored("1/g0/0", 1)
+        assert kept is not None
+        assert kept[0].version == "former"
+        assert progress.attempt != first  # under whose ids the changed service may have scored
 
 
 def test_the_stored_samples_are_no_output(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

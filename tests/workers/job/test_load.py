@@ -82,6 +82,7 @@ def test_validation_uses_the_length_of_training_by_default(
         ("a: \x07", None, "not valid YAML"),
         ("a: 1\nb:\n- 2026-99-99\n", 3, "'2026-99-99' cannot be read (month must be in 1..12)"),
         ("a: 1\nb: " + "9" * 6000, 2, "cannot be read (Exceeds the limit"),
+        ("a: 1\nb: !!bool maybe\n", 2, "'maybe' cannot be read ('maybe')"),
         (BILLION_LAUGHS, 1, "is larger than 4 Mi characters"),
         ("a: " + "[" * 5000, 1, "nested more than 64 levels deep"),
         ("a: 1\nb: [1, " + "9" * 40 + "]\n", 2, "is an integer beyond 64 bits"),

@@ -1,9 +1,11 @@
 """The lines that ``plaudit run`` prints between two closed steps."""
 
+import io
+
 import msgspec
 
 from plaudit_wire.records import Failure, WorkerRecord
-from plaudit_workers.launch.live import LiveMessages, NewestSnapshot
+from plaudit_workers.launch.live import LiveMessages, NewestSnapshot, RunConsole
 
 EXPECTED = [("trainer", "trainer-0"), ("rollout", "rollout-0"), ("model-helpful", "model-helpful-0")]
 
@@ -69,3 +71,9 @@ def test_an_old_snapshot_is_not_taken_for_the_present() -> None:
     assert messages.news(None, 3.0) == []
     assert messages.news(snapshot(5.0), 4.0) == []
     assert messages.news(snapshot(6.0, paused), 5.0) == []  # it lasts, and was printed
+
+
+def test_no_line_of_a_run_can_control_the_terminal() -> None:
+    console = RunConsole(file=(written := io.StringIO()), force_terminal=True, color_system="standard", highlight=False)
+    console.out("     2  validation reward: \x1b]0;owned\x07source 1.000", style="bold")
+    assert written.getvalue() == "\x1b[1m     2  validation reward: �]0;owned�source 1.000\x1b[0m\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Service
@@ -38,6 +40,18 @@ async def test_after_redis_lost_everything_the_client_that_opened_last_owns_a_se
     await old.open()
     with pytest.raises(SessionTakenError):
         await new.acknowledge([])
+
+
+async def test_tasks_of_one_client_that_notice_a_loss_together_do_not_replace_each_other(transport: Transport) -> None:
+    session = StreamSession(transport, "same", SERVICE, 3600.0)
+    await session.open()
+
+    async def keep_alive() -> None:
+        for _ in range(20):
+            await session.keep()
+
+    await lose_everything(transport)
+    await asyncio.gather(*(keep_alive() for _ in range(8)))
 
 
 async def lose_everything(transport: Transport) -> None:

@@ -24,7 +24,7 @@ from plaudit_metrics.statistics.audits import AuditorReport, auditor_reports, qu
 from plaudit_metrics.statistics.integrity import Array, Estimate, GroupShares
 from plaudit_reward.probes import exploits_in
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.printable import printable
+from plaudit_wire.printable import print_text, printable
 from plaudit_workers.commands.audited import (
     auditor_findings,
     auditor_page,
@@ -148,11 +148,11 @@ def audit(arguments: argparse.Namespace) -> int:
             arguments.output.write_text(_page(found, _responses(columns, found)), encoding="utf-8")
         except OSError as error:
             raise RefusedError(f"--output {arguments.output} cannot be written: {error.strerror}") from error
-        print(f"wrote {arguments.output}")
+        print_text(f"wrote {arguments.output}")
     elif arguments.json:
         print(msgspec.json.encode(found).decode())
     else:
-        print("\n".join(_lines(found, _responses(columns, found))))
+        print_text("\n".join(_lines(found, _responses(columns, found))))
     return EXIT_DONE
 
 

@@ -18,6 +18,7 @@ from plaudit_job.problem import JobError, Problem
 from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rljob import RLJob, Spec
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.printable import print_text
 from plaudit_workers.commands.memory import (
     DTYPE_BYTES,
     FORWARD_BYTES,
@@ -67,7 +68,7 @@ def plan(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_json(job.spec, shape, device, response), indent=2))
     else:
-        print("\n".join(_lines(job.spec, shape, device, response)))
+        print_text("\n".join(_lines(job.spec, shape, device, response)))
     return EXIT_DONE
 
 

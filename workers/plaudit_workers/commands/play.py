@@ -36,7 +36,7 @@ from plaudit_sandbox.machine import remove
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody
 from plaudit_wire.plain import PlainDataError, plain
-from plaudit_wire.printable import shown
+from plaudit_wire.printable import print_text, shown
 from plaudit_wire.records import AgentReward, GroupRecord, ScoringRecord, Stamps
 from plaudit_workers.agents.messages import FinishedSample, Trajectory
 from plaudit_workers.commands.samples import sample_lines
@@ -127,7 +127,7 @@ async def _play(job: RLJob, arguments: argparse.Namespace) -> int:
         stack.push_async_callback(pipeline.close)
         tools = ", ".join(tool["function"]["name"] for tool in template.tools)
         kind = job.spec.rollout.agent.kind
-        print(f"agent {kind} ready in {opened_s:.2f} s{tools and f', with the tools {tools}'}")
+        print_text(f"agent {kind} ready in {opened_s:.2f} s{tools and f', with the tools {tools}'}")
         player = _Player(
             agent, pipeline, asyncio.Semaphore(min(_AT_ONCE, job.spec.rollout.agent.max_concurrent_samples))
         )
@@ -142,10 +142,10 @@ async def _play(job: RLJob, arguments: argparse.Namespace) -> int:
             for group in groups:
                 group.cancel()
             await asyncio.gather(*groups, return_exceptions=True)
-    print(_verdict(played))
+    print_text(_verdict(played))
     if arguments.save is not None:
         write_samples(_table(played), arguments.save)
-        print(f"saved; read it with: plaudit samples {arguments.save}")
+        print_text(f"saved; read it with: plaudit samples {arguments.save}")
     return ending_of([sample.scoring for sample in played])
 
 

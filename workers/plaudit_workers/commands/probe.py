@@ -42,7 +42,7 @@ from plaudit_reward.probes import (
 )
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.plain import plain_text
-from plaudit_wire.printable import shown
+from plaudit_wire.printable import print_text, shown
 from plaudit_wire.records import Sample, ScoringRecord
 from plaudit_workers.commands.trial import (
     GROUND_TRUTH,
@@ -134,8 +134,8 @@ def probe(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"failAbove": arguments.fail_above, "probes": [asdict(result) for result in results]}))
     else:
-        print("\n".join(_table(results)))
-        print(_verdict(results, leaks, arguments.fail_above))
+        print_text("\n".join(_table(results)))
+        print_text(_verdict(results, leaks, arguments.fail_above))
     return EXIT_FAILED if leaks else EXIT_DONE
 
 

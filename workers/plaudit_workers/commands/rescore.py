@@ -30,6 +30,7 @@ from plaudit_metrics.sources.sample_schema import COLUMNS, FOLDER, REAL, SCORER_
 from plaudit_metrics.statistics.audits import AuditedGroup, AuditFigures, audit_figures, rank_correlation
 from plaudit_metrics.statistics.columns import FailureCounts
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.printable import print_text
 from plaudit_wire.records import Failure, ScoringRecord
 from plaudit_workers.commands.audited import interval_or_dash
 from plaudit_workers.commands.rescore_rows import (
@@ -42,6 +43,7 @@ from plaudit_workers.commands.rescore_rows import (
     stored_groups,
 )
 from plaudit_workers.commands.samples import sample_files, samples_path
+from plaudit_workers.commands.score import OfflineProgress
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.files import refuse_inputs, whole_file
 from plaudit_workers.launch.preflight import RunLock
@@ -59,7 +61,7 @@ def rescore(arguments: argparse.Namespace) -> int:
     opening: AbstractAsyncContextManager[StoredScorers]
     samples = samples_path(arguments.samples, arguments.runs_folder)
     run_folder = (samples.parent if samples.is_file() else samples).parent
-    if arguments.url:
+    if arguments.url is not None:
         opening = scorers_of_service(arguments.url, os.environ.get("PLAUDIT_TOKEN", ""))
     else:
         opening = scorers_of_job(load_job(arguments.job), run_folder)
@@ -67,12 +69,13 @@ def rescore(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         refuse_inputs(arguments.output, files)
     comparison, failures, audits = ScoreComparison(arguments.changes), FailureCounts(), AuditComparison(run_folder)
+    counted = OfflineProgress()
     show_logs()
 
     async def score() -> None:
         async with opening as scorers:
             with (
-                Progress(arguments.output, str(arguments.samples), scorers.version) as progress,
+                Progress(arguments.output, str(arguments.samples), scorers.version, scorers.scoring) as progress,
                 written_rows(arguments.output, scorers.names) as write,
             ):
 
@@ -80,6 +83,7 @@ def rescore(arguments: argparse.Namespace) -> int:
                     _compare(comparison, stored, scoring)
                     failures.add(scoring)
                     audits.add(stored, scoring)
+                    counted.add(scoring.outcome, scoring.value, None)
                     write(stored, scoring)
 
                 await _rescore(scorers, files, progress, compare)
@@ -90,7 +94,7 @@ def rescore(arguments: argparse.Namespace) -> int:
         asyncio.run(score())
     reasons, auditors = failures.failures(), audits.auditors()
     summary = msgspec.structs.replace(comparison.summary(), failures=reasons, auditors=auditors)
-    print(msgspec.json.encode(summary).decode() if arguments.json else readable(summary))
+    print_text(msgspec.json.encode(summary).decode() if arguments.json else readable(summary))
     return EXIT_DONE
 
 

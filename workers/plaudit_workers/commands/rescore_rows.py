@@ -29,6 +29,7 @@ from plaudit_wire.errors import RefusedError, described
 from plaudit_wire.plain import plain
 from plaudit_wire.records import Outcome, Sample, ScorerRecord, ScoringRecord
 from plaudit_workers.commands.score import scored_in_order
+from plaudit_workers.commands.submit import url_error
 from plaudit_workers.data_files import parquet_rows
 from plaudit_workers.files import lock_output
 from plaudit_workers.process import model_servers
@@ -112,13 +113,15 @@ class Progress:
     Args:
         output: of the command; None: nothing is kept.
         samples: what is scored, in words that differ for other samples.
+        scoring: version of the service's scoring now; empty: it is not known before a result carries it.
     """
 
-    def __init__(self, output: Path | None, samples: str, version: str) -> None:
+    def __init__(self, output: Path | None, samples: str, version: str, scoring: str = "") -> None:
         self._path = None if output is None else output.with_name(f"{output.name}.progress")
         self._head = _Head(samples, version, uuid.uuid4().hex[:12])
         self._scored_by = ""
         """Version of the service's scoring, which its results carry."""
+        self._scoring = scoring
         if self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +164,7 @@ class Progress:
             raise RefusedError(
                 f"{self._path} has the scores of other samples than those stored now. Delete it to score all anew"
             )
-        self._check_version(kept.scorings)
+        self._check_version([*kept.scorings, ScoringRecord("scored", version=self._scoring)])
         return kept.scorings
 
     def keep(self, name: str, scorings: list[ScoringRecord]) -> None:
@@ -174,12 +177,22 @@ class Progress:
     def _check_version(self, scorings: list[ScoringRecord]) -> None:
         for scoring in scorings:
             if self._scored_by and scoring.version not in ("", self._scored_by):
+                self._leave_attempt()
                 raise RefusedError(
-                    f"the service's scorers have changed: samples so far were scored by version {self._scored_by}, now "
-                    f"it is {scoring.version}. "
-                    + ("Start again" if self._path is None else f"Delete {self._path} to score all samples anew")
+                    f"the service's scorers have changed: samples so far were scored by version {self._scored_by}, the "
+                    f"next by {scoring.version}. "
+                    + ("Start again" if self._path is None else f"Delete {self._path} to score all samples anew, or ")
+                    + ("" if self._path is None else "repeat the command when the service has its former scorers again")
                 )
             self._scored_by = self._scored_by or scoring.version
+
+    def _leave_attempt(self) -> None:
+        """Rename the attempt, in as many bytes: under the old name the service has the results of other scorers."""
+        if self._path is not None:
+            self._file.seek(0)
+            renamed = msgspec.structs.replace(self._head, attempt=uuid.uuid4().hex[: len(self._head.attempt)])
+            self._file.write(msgspec.json.encode(renamed) + b"\n")
+            self._file.flush()
 
     def _read_head(self, path: Path) -> None:
         line = self._file.readline()
@@ -227,6 +240,8 @@ class StoredScorers(Protocol):
     names: list[str]
     version: str
     """What decides a score; it changes with the scorers."""
+    scoring: str
+    """Version of a service's scoring, as in its results; empty if it is not known."""
     scores_groups: bool
 
     def scored(self, units: AsyncIterator[tuple[str, Unit]]) -> AsyncIterator[list[ScoringRecord]]:
@@ -239,6 +254,7 @@ class JobScorers:
     def __init__(self, job: RLJob, pipeline: Any) -> None:
         self.names = [scorer.name for scorer in job.spec.reward.rewarding.scorers]
         self.version = scoring_version(job)
+        self.scoring = ""
         self.scores_groups = pipeline.scores_groups
         self._pipeline = pipeline
         self._max_concurrent = job.spec.reward.workers.max_concurrent_samples
@@ -271,6 +287,7 @@ class DescribedService(msgspec.Struct):
 
     job: str
     scorers: list[_ServiceScorer]
+    scoring: str = ""
 
 
 class ServiceScorers:
@@ -279,6 +296,7 @@ class ServiceScorers:
     def __init__(self, client: plaudit_client.RewardClient, description: DescribedService) -> None:
         self.names = [scorer.name for scorer in description.scorers]
         self.version = f"{description.job} at {client.url}: {', '.join(self.names)}"
+        self.scoring = description.scoring
         self.scores_groups = any(scorer.scope == "group" for scorer in description.scorers)
         self._client = client
 
@@ -293,7 +311,7 @@ class ServiceScorers:
             while in_work:
                 yield await in_work.popleft()
         except plaudit_client.RewardError as error:
-            raise ServiceError(f"--url {self._client.url}: {error}") from error
+            raise url_error(self._client.url, error) from error
         finally:
             for task in in_work:
                 task.cancel()
@@ -332,7 +350,9 @@ async def scorers_of_service(url: str, token: str) -> AsyncIterator[ServiceScore
     try:
         client = plaudit_client.RewardClient(url, token, timeout_s=_HTTP_TIMEOUT_S)
         description = msgspec.convert(await client.service(), DescribedService)
-    except (plaudit_client.RewardError, ValueError) as error:
+    except plaudit_client.RewardError as error:
+        raise url_error(url, error) from error
+    except ValueError as error:
         raise ServiceError(f"--url {url}: {error}") from error
     async with client:
         yield ServiceScorers(client, description)

@@ -26,6 +26,7 @@ from plaudit_metrics.statistics.columns import NO_SCORER, FailureCounts
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.rules.scorer import rule_of
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.printable import print_text
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.data_files import whole_line
@@ -75,7 +76,7 @@ async def _score(reward: RewardSpec, reader: StoredReader, entries: AsyncIterato
         output.flush()
     finally:
         await pipeline.close()
-        print(progress.summary(), file=sys.stderr)
+        print_text(progress.summary(), to_stderr=True)
 
 
 async def scored_in_order(

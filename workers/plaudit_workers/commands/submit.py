@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import os
 import sys
@@ -21,9 +22,11 @@ import msgspec
 
 import plaudit_client
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.printable import print_text
 from plaudit_wire.records import Outcome
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.commands.score import OfflineProgress
+from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.files import lock_output, refuse_inputs
 from plaudit_workers.launch.transport import SERVICE_FILE
 from plaudit_workers.process import EXIT_DONE, redis_from
@@ -49,13 +52,14 @@ def submit(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         refuse_inputs(arguments.output, [arguments.samples])
     samples = list(read_samples(arguments.samples))
+    show_logs()
     service = None if arguments.url else _service(arguments)
     with _Output(arguments.output, samples, arguments.samples) as output:
         if output.written < len(samples):
             asyncio.run(_score_on(service, arguments, output) if service else _score_over_http(arguments, output))
-            print(output.progress.summary(), file=sys.stderr)
+            print_text(output.progress.summary(), to_stderr=True)
         else:
-            print(f"{arguments.output} already has the scores of all {len(samples):,} samples", file=sys.stderr)
+            print_text(f"{arguments.output} already has the scores of all {len(samples):,} samples", to_stderr=True)
     return EXIT_DONE
 
 
@@ -72,7 +76,7 @@ async def _score_on(service: FoundService, arguments: argparse.Namespace, output
         scoring.cancel()
         await asyncio.gather(scoring, return_exceptions=True)
         service = moving.result()
-        print(f"the service has moved to {service[0].url}; continuing there", file=sys.stderr)
+        print_text(f"the service has moved to {service[0].url}; continuing there", to_stderr=True)
 
 
 async def _moved(service: FoundService, arguments: argparse.Namespace) -> FoundService:
@@ -87,6 +91,7 @@ async def _moved(service: FoundService, arguments: argparse.Namespace) -> FoundS
 async def _score(output: _Output, service: FoundService, session: str, arguments: argparse.Namespace) -> None:
     address, run = service
     async with RewardClient(address, run=run, job=arguments.job, session=session, wait_s=arguments.wait) as client:
+        output.check_service(client.service.scoring)
         submitting = asyncio.create_task(client.submit(output.missing()))
         await asyncio.sleep(0)  # start it: ``results`` lasts as long as it does
         try:
@@ -107,10 +112,26 @@ async def _score_over_http(arguments: argparse.Namespace, output: _Output) -> No
         raise ServiceError(f"--url and PLAUDIT_TOKEN: {error}") from error
     async with client:
         try:
+            if output.written:
+                with contextlib.suppress(plaudit_client.UnavailableError):  # then the first result tells
+                    output.check_service(str((await client.service()).get("scoring", "")))
             async for result in client.score_many(msgspec.to_builtins(sample) for sample in output.missing()):
                 output.take(_over_http(result))
         except plaudit_client.RewardError as error:
-            raise ServiceError(f"--url {arguments.url}: {error}") from error
+            raise url_error(arguments.url, error) from error
+
+
+def url_error(url: str, error: plaudit_client.RewardError) -> ServiceError:
+    """Return the refusal of a command whose ``--url`` gives no scores."""
+    if isinstance(error, plaudit_client.AuthenticationError):
+        return ServiceError(
+            f"--url {url} refuses the token in PLAUDIT_TOKEN"
+            f"{'' if os.environ.get('PLAUDIT_TOKEN') else ', which is not set'}. That of a local service is in "
+            f"runs/<run>/{SERVICE_FILE}"
+        )
+    if isinstance(error, plaudit_client.UnavailableError):  # its message has the address
+        return ServiceError(f"--url: {error}. Start the service, or wait for it; then repeat the command")
+    return ServiceError(f"--url {url}: {error}")
 
 
 def _over_http(result: plaudit_client.Result) -> Result:
@@ -228,6 +249,11 @@ class _Output:
                 pass
             problem = f"line {number + 1} is not the score of sample {number + 1} of {self._source}, which has changed"
         raise self._refused(problem)
+
+    def check_service(self, version: str) -> None:
+        """Raise ``RefusedError`` if the service has other scorers now than for the lines in the file."""
+        if self._scored_by:
+            self._check_version(self.written, version)
 
     def _check_version(self, number: int, version: str) -> None:
         """Raise ``RefusedError`` where the service scores otherwise than before: nobody could compare the scores."""

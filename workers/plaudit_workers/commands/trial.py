@@ -27,6 +27,7 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ColumnsSpec
 from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.plain import plain_text
+from plaudit_wire.printable import print_text, printable
 from plaudit_wire.records import Sample, ScoringRecord
 from plaudit_workers.data_files import VERL, RowForm, data_paths, files_of, raw_rows
 from plaudit_workers.launch.data_checks import data_problem
@@ -66,8 +67,8 @@ def try_scorers(arguments: argparse.Namespace) -> int:
     show_logs()
     scored = asyncio.run(_score(reward, trials))
     for number, (trial, scorings) in enumerate(zip(trials, scored, strict=True), 1):
-        print("\n".join(_report(number, trial, scorings)))
-    print(_verdict(scored))
+        print_text("\n".join(_report(number, trial, scorings)))
+    print_text(_verdict(scored))
     return ending_of([scoring for scorings in scored for scoring in scorings])
 
 
@@ -214,14 +215,14 @@ class _PlainLines(logging.Formatter):
         """Return the scorer's line as it is; any other record as level, message and fields."""
         fields = dict(getattr(record, "fields", {}))
         if _is_printed(record):
-            return f"{fields['scorer']}: {fields['line']}"
-        values = " ".join(f"{name}={value}" for name, value in fields.items())
-        return f"{record.levelname.lower()}: {record.getMessage()} {values}".rstrip()
+            return printable(f"{fields['scorer']}: {fields['line']}")
+        values = " ".join(f"{name}={value}" for name, value in fields.items() if value != "")
+        return printable(f"{record.levelname.lower()}: {record.getMessage()} {values}".rstrip(), keep="\n")
 
 
 def _is_for_users(record: logging.LogRecord) -> bool:
     """Leave out records below warnings of Plaudit itself and its engine and servers: they are for the logs of a run."""
-    ours = record.name.startswith(("plaudit_", "uvicorn", "vllm"))
+    ours = record.name.startswith(("plaudit_", "uvicorn", "vllm", "httpx"))
     return _is_printed(record) or record.levelno >= logging.WARNING or not ours
 
 

@@ -10,6 +10,7 @@ from plaudit_job.checks import kubernetes_problems, without_effect
 from plaudit_job.load import examine_job, locate, read_job
 from plaudit_job.problem import JobError, Problem
 from plaudit_job.reference import job_schema
+from plaudit_wire.printable import print_text
 from plaudit_workers.commands.plan import known_problems
 from plaudit_workers.launch.checks import short_model
 from plaudit_workers.launch.code_checks import all_problems, ignored, lacking_gpus, lacking_packages
@@ -34,11 +35,11 @@ def validate(arguments: argparse.Namespace) -> int:
         notes = [*report.notes, *short_model(job), *away, *ignored(job), *without_effect(job)]
     if problems:
         raise JobError(locate(problems, path), path)
-    print(f"{path}: valid ({job.metadata.name})")
+    print_text(f"{path}: valid ({job.metadata.name})")
     if job.spec.trains and job.spec.rollout.agent.kind != "singleTurn" and not arguments.kubernetes:
-        print(f"{path}: play rows with its agent before a run: plaudit try {path} --url URL --model NAME")
+        print_text(f"{path}: play rows with its agent before a run: plaudit try {path} --url URL --model NAME")
     for note in locate(notes, path):
-        print(f"{path}{f':{note.line}' if note.line else ''}: note: {note}")
+        print_text(f"{path}{f':{note.line}' if note.line else ''}: note: {note}")
     return EXIT_DONE
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -33,6 +33,14 @@ _REPEATED_AFTER_S = 30.0
 _WITH_HEARTBEAT = ("trainer", "rollout", "reward")
 _NUMBER = re.compile(r"\d+")
 _Reply = TypeVar("_Reply")
+
+
+class RunConsole(Console):
+    """Print the lines of a run, in which names, data sources and reasons may be text of any origin."""
+
+    def out(self, *objects: Any, **options: Any) -> None:
+        """Print as ``Console.out`` without escape sequences but its own."""
+        super().out(*(printable(str(each), keep="\n") for each in objects), **options)
 
 
 class LiveMessages:

@@ -87,6 +87,9 @@ def prepare(arguments: argparse.Namespace, console: Console, stack: ExitStack) -
     Args:
         stack: closes the lock of the run's folder.
     """
+    for option in ("accept_changes", "accept_data_change"):
+        if getattr(arguments, option) and not arguments.resume:
+            raise RefusedError(f"--{option.replace('_', '-')} is about the run that --resume continues: give both")
     job = _with_steps(_loaded(arguments), arguments.steps)
     runs = Path(arguments.runs_folder)
     folder = resumed_run(runs, job.metadata.name, arguments.run) if arguments.resume else None

@@ -33,10 +33,11 @@ from plaudit_job.spec.rewards import GatewaySpec
 from plaudit_metrics.sources.steps import RunEnding, read_steps, write_ending
 from plaudit_reward.http import HttpClient, NoResponseError
 from plaudit_wire.errors import EXIT_INTERRUPTED, CallTimeoutError, RefusedError
+from plaudit_wire.printable import print_text
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.code_checks import ignored
 from plaudit_workers.launch.gpu_shares import share_gpus
-from plaudit_workers.launch.live import Interrupt, LiveMessages, print_live, reported_wait
+from plaudit_workers.launch.live import Interrupt, LiveMessages, RunConsole, print_live, reported_wait
 from plaudit_workers.launch.plan import TOKENS_FOLDER, LaunchSettings, ProcessPlan, Role, plan_processes
 from plaudit_workers.launch.preflight import Prepared, prepare
 from plaudit_workers.launch.redis import free_port, write_private
@@ -72,7 +73,7 @@ _CPU_BUILD_NOTE = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a job to its end; the exit codes are those of ``plaudit_workers.process``, and 130 after Ctrl-C."""
-    console = Console(stderr=arguments.json, highlight=False)  # standard output then holds JSON only
+    console = RunConsole(stderr=arguments.json, highlight=False)  # standard output then holds JSON only
     logging.getLogger("plaudit_workers").setLevel(logging.ERROR)
     folder: Path | None = None
     try:
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is not None:
         _record(folder, ending)
     if ending.message:
-        print(f"plaudit run: {ending.message}", file=sys.stderr)
+        print_text(f"plaudit run: {ending.message}", to_stderr=True)
     return ending.code
 
 

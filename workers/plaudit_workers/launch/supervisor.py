@@ -365,7 +365,7 @@ class Supervisor:
                 EXIT_FAILED,
                 f"{name} died {self._max_restarts + 1} times without a step closing in between "
                 f"(lifecycle.failurePolicy.maxRestarts is {self._max_restarts}). "
-                + (self._last_error(name) or f"Its log names no error; {error}"),
+                + (self._last_error(name) or f"Its log in logs/ names no error; {error}"),
             )
         return None
 

@@ -46,7 +46,7 @@ from plaudit_reward.endpoint.shapes import (
     open_reward_answer,
 )
 from plaudit_wire import VERSION
-from plaudit_wire.messages import Service
+from plaudit_wire.messages import Service, decode
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.service import openapi, requests
 from plaudit_workers.service.callers import (
@@ -200,11 +200,13 @@ class ServiceDescription:
 
     async def read(self, callers: Callers) -> dict[str, Any]:
         """Return the description with the service's present health."""
+        offered: Any = await callers.transport.commands.get(callers.transport.names.service)
         workers = [worker for worker in await callers.transport.workers() if worker.role == "reward"]
         return {
             "job": self.job.metadata.name,
             "run": self.run,
             "version": VERSION,
+            "scoring": decode(offered, Service).scoring if offered else "",
             "scorers": [
                 {"name": scorer.name, "kind": scorer.kind, "scope": scorer.scope, "weight": scorer.weight}
                 for scorer in self.job.spec.reward.rewarding.scorers

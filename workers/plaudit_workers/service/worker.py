@@ -90,7 +90,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
                     await _auditor(job, context, transport, settings.run_folder),
                 )
             )
-            async with offering(job, transport):
+            async with offering(job, transport, version):
                 await workers[0].run(stop)
         finally:
             await transport.close()
@@ -326,7 +326,7 @@ _OFFER_EVERY_S = 10.0
 
 
 @contextlib.asynccontextmanager
-async def offering(job: RLJob, transport: Transport) -> AsyncIterator[None]:
+async def offering(job: RLJob, transport: Transport, version: str = "") -> AsyncIterator[None]:
     """Write the service's offer to Redis while the context lasts; a job with a trainer offers nothing.
 
     The workers score samples of any origin; only this record makes a run a service.
@@ -335,7 +335,7 @@ async def offering(job: RLJob, transport: Transport) -> AsyncIterator[None]:
         yield
         return
     async with Supervised() as tasks:
-        tasks.start(_offer(transport, encode(service_of(job))))
+        tasks.start(_offer(transport, encode(service_of(job, version))))
         yield
 
 

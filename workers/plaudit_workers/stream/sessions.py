@@ -100,6 +100,7 @@ class StreamSession:
         self._keep_s = keep_s
         self._shared = shared
         self._epoch = 0
+        self._reopening = asyncio.Lock()
         self._groups_key = transport.names.session(name, "groups")
         self._results_key = transport.names.session(name, "results")
         self.deadlines = Deadlines(transport)
@@ -138,10 +139,11 @@ class StreamSession:
 
         Raise ``SessionTakenError`` if another client has opened the session.
         """
+        epoch = self._epoch
         try:
             return await self.submit_many(groups)
         except (SessionGoneError, SessionTakenError) as error:
-            await self._reopen(error)
+            await self._reopen(error, epoch)
             return [Submission.full] * len(groups)
 
     async def receive(self, take: Callable[[GroupResult], None]) -> None:
@@ -154,10 +156,11 @@ class StreamSession:
 
         Raise ``SessionTakenError`` if another client has opened the session.
         """
+        epoch = self._epoch
         try:
             await self.acknowledge(acknowledged)
         except (SessionGoneError, SessionTakenError) as error:  # the results are lost with it
-            await self._reopen(error)
+            await self._reopen(error, epoch)
 
     def losses_due(self) -> bool:
         """Return True every five seconds, and once after Redis has lost the session: look for lost submissions now."""
@@ -262,16 +265,20 @@ class StreamSession:
         if group is not None:
             await self._transport.scripts.run(release_call(group, incarnation=0))
 
-    async def _reopen(self, error: Exception) -> None:
+    async def _reopen(self, error: Exception, epoch: int) -> None:
         """Open the session that Redis has lost; its submissions may be lost too. Raise ``error`` if it was taken.
 
-        A shared session is never taken: another process has opened it again before this one.
+        A shared session is never taken: another process has opened it again before this one. Nor is one that another
+        task of this process has opened again since the call, which was made in ``epoch``.
         """
-        if isinstance(error, SessionTakenError) and not self._shared:
-            raise error
-        await self.open()
-        self.reopened_at = time.monotonic()
-        self._check_losses_at = 0.0
+        async with self._reopening:
+            if self._epoch != epoch:
+                return
+            if isinstance(error, SessionTakenError) and not self._shared:
+                raise error
+            await self.open()
+            self.reopened_at = time.monotonic()
+            self._check_losses_at = 0.0
 
     async def _end(self, name: str, epoch: int | None) -> None:
         while await self._transport.scripts.run(transitions.end_session(name, epoch)):

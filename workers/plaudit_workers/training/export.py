@@ -12,6 +12,7 @@ from pathlib import Path
 from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.printable import print_text
 from plaudit_workers.files import whole_folder
 from plaudit_workers.job_start import load_training_job
 from plaudit_workers.process import EXIT_DONE
@@ -22,6 +23,8 @@ from plaudit_workers.weights.published import ADAPTER_FILE, PROBE_FILE, WEIGHTS_
 def export(arguments: argparse.Namespace) -> int:
     """Run the command."""
     run: Path = arguments.run if arguments.run.is_dir() else arguments.runs_folder / arguments.run
+    if not (run / "job.yaml").is_file():
+        raise RefusedError(f"there is no run in {run}: give a run's folder, or its id and --runs-folder")
     job = load_training_job(run / "job.yaml")
     output: Path = arguments.output
     if output.exists():
@@ -41,7 +44,7 @@ def export(arguments: argparse.Namespace) -> int:
             merge(job.spec.model, weights, folder)
         else:
             _export_weights(weights, folder)
-    print(f"{output}: {origin}")
+    print_text(f"{output}: {origin}")
     return EXIT_DONE
 
 
