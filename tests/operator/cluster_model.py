@@ -86,7 +86,8 @@ class ClusterModel:
             item["metadata"]["generation"] = 1
             if kind in ("Deployment", "StatefulSet"):
                 item["spec"].setdefault("replicas", 1)
-            return self._store("ADDED", item)
+            metadata: Object = self._store("ADDED", item)["metadata"]
+            return metadata
 
     def apply(self, manifest: Object) -> Object:
         kind, metadata = manifest["kind"], manifest["metadata"]
@@ -99,14 +100,14 @@ class ClusterModel:
             self._applied[known] = copied(manifest)
             return self._store("MODIFIED", _merged(kept, manifest))
 
-    def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
+    def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> None:
         with _Call(self, f"patch {kind.kind} {name} {subresource}"):
             present = self._find(kind.kind, namespace, name)
             for precondition in ("uid", "resourceVersion"):
                 wanted = body.get("metadata", {}).get(precondition)
                 if wanted not in (None, present["metadata"][precondition]):
                     raise ConflictError(precondition, 409)
-            return self._store("MODIFIED", _merge_patch(present, body))
+            self._store("MODIFIED", _merge_patch(present, body))
 
     def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
         with _Call(self, f"scale {kind.kind} {name} {replicas}"):

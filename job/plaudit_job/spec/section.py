@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, get_args, get_origin
+from typing import Annotated, Any, Literal, Protocol, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
@@ -31,6 +31,10 @@ class Section(BaseModel):
         serialize_by_alias=True,
         defer_build=True,  # every process imports all sections, and few read a job
     )
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Return the section itself: it is frozen, so jobs share the sections that are defaults of others."""
+        return self
 
 
 @dataclass(frozen=True)

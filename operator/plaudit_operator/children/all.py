@@ -107,7 +107,7 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
     if context.revision:
         children.append(job_config.revision_config(context))
     if transport.managed(context):
-        children += transport.manifests(context, templates["redis"], rests=suspended and context.spec.scheduling.whole)
+        children += transport.manifests(context, templates["redis"])
     for scorer in context.spec.reward.model_scorers:
         children += roles.model_manifests(context, scorer, templates[f"model/{scorer.name}"])
     for server in context.spec.environments:

@@ -94,16 +94,21 @@ def _configuration(context: JobContext) -> str:
     return "\n".join(lines)
 
 
-def manifests(context: JobContext, frozen: Frozen, *, rests: bool) -> list[Manifest]:
-    """Return the StatefulSet and Service; a suspended one has no pod and keeps its volume."""
+def replicas(context: JobContext) -> int:
+    """Return the number of pods: a job that is suspended as a whole has none, and keeps its volume."""
+    return 0 if context.spec.suspend and context.spec.scheduling.whole else 1
+
+
+def manifests(context: JobContext, frozen: Frozen) -> list[Manifest]:
+    """Return the StatefulSet and Service."""
     name = context.role_object(ROLE)
     reached = service(context, name, ROLE, {"redis": names.REDIS_PORT})
     # A probe that times out on a busy node must not cut off every process of the job: there is no other Redis.
     reached["spec"]["publishNotReadyAddresses"] = True
-    return [_stateful_set(context, name, frozen, replicas=0 if rests else 1), reached]
+    return [_stateful_set(context, name, frozen), reached]
 
 
-def _stateful_set(context: JobContext, name: str, frozen: Frozen, *, replicas: int) -> Manifest:
+def _stateful_set(context: JobContext, name: str, frozen: Frozen) -> Manifest:
     transport = context.spec.transport.managed
     claim: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": transport.storage}}}
     if transport.storage_class_name:
@@ -112,7 +117,7 @@ def _stateful_set(context: JobContext, name: str, frozen: Frozen, *, replicas: i
     metadata["annotations"] = {names.INPUTS: frozen["inputs"]}
     spec = {
         "serviceName": name,
-        "replicas": replicas,
+        "replicas": replicas(context),
         "podManagementPolicy": "Parallel",
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
         "selector": {"matchLabels": context.labels(ROLE)},

@@ -128,7 +128,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
         return Plan(ended_status(observed, ending, now), requeue_after_s=_AFTER_A_COUNT_S)
     if attempt and attempt.verdict in ("failed", "disrupted"):
         return _next_attempt(rendered, observed, attempt, now)
-    roles = role_states(context, observed, attempt, now)
+    roles = role_states(context, observed, attempt, now, rendered.created_with)
     lost, next_lost = lost_pods(observed, now)
     replicas, next_replica = _replicas(rendered, observed, now)
     actions = [*_children(rendered, observed), *lost, *replicas]
@@ -175,7 +175,8 @@ def _next_attempt(rendered: Rendering, observed: Observed, attempt: TrainerAttem
     policy = context.spec.lifecycle.failure_policy.backoff
     counted |= attempts.after_attempt(observed, attempt, policy, now)
     after = replace(observed, job={**observed.job, "status": counted})
-    roles = role_states(context, after, TrainerAttempt(attempt.number + 1, "absent"), now)
+    next_attempt = TrainerAttempt(attempt.number + 1, "absent")
+    roles = role_states(context, after, next_attempt, now, rendered.created_with)
     roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
     report = status(context, after, roles, now, suspended=rendered.suspended, waits=rendered.waits)
     return Plan(report, requeue_after_s=_AFTER_A_COUNT_S)
@@ -206,19 +207,10 @@ def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Itera
     present = observed.children.get((kind, name))
     first = kind in ("ConfigMap", "ServiceAccount", "PodGroup")
     if present is None or owner_uid(present) != observed.uid:
-        yield Create(manifest, _first_replicas(rendered, name) if kind == "Deployment" else None, first)
+        yield Create(manifest, rendered.created_with(name) if kind == "Deployment" else None, first)
     elif not is_leaving(present) and differs(manifest, present):
         metadata = {**manifest["metadata"], "uid": present["metadata"]["uid"]}
         yield Apply({**manifest, "metadata": metadata}, first)
-
-
-def _first_replicas(rendered: Rendering, name: str) -> int:
-    spec, count = rendered.context.spec, rendered.replicas[name]
-    if rendered.rests(name):
-        return 0
-    scaling = spec.reward.workers.autoscaling
-    # Start at least one, even if an autoscaler may scale to zero: it shows that the scorers load, and serves requests.
-    return count if count is not None else max(1, scaling.min_replicas) if scaling else 1
 
 
 def _obsolete(observed: Observed, manifests: Sequence[Manifest], revision: str) -> Iterator[Delete]:

@@ -15,7 +15,7 @@ import msgspec
 
 from plaudit_operator import names
 from plaudit_operator.admission import Admitted, RefusedJob, admit, digest, with_data, without_data
-from plaudit_operator.children import job_config
+from plaudit_operator.children import job_config, transport
 from plaudit_operator.children.all import fixed_replicas, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest, Templates
 from plaudit_operator.children.pod import images_of
@@ -56,6 +56,17 @@ class Rendering:
         if deployment == self.context.role_object("metrics"):
             return False
         return self.suspended or (bool(self.waits) and deployment not in self.gang)
+
+    def created_with(self, name: str) -> int:
+        """Return the number of pods with which a Deployment, or Redis, is created."""
+        spec, count = self.context.spec, self.replicas.get(name, 1)
+        if name == self.context.role_object(transport.ROLE):
+            return transport.replicas(self.context)
+        if self.rests(name):
+            return 0
+        scaling = spec.reward.workers.autoscaling
+        # Start one at least, even if an autoscaler may scale to zero: it shows that the scorers load.
+        return count if count is not None else max(1, scaling.min_replicas) if scaling else 1
 
 
 @dataclass(frozen=True)
@@ -162,6 +173,7 @@ def _rendered(key: _Key, admitted: Admitted) -> Rendering | RefusedJob:
     if (edited or not admitted.written) and (refused := _refusal(context, children)):
         return refused
     gang = gang_deployments(context, templates)
+    context = replace(context, admitted=replace(admitted, templates=templates))
     return Rendering(context, templates, children, fixed_replicas(context), waits, gang)
 
 

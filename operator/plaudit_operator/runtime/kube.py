@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 import urllib3
@@ -40,6 +40,8 @@ _TOO_LARGE = "Too large resource version"
 """The 504 of a server that was restored from a backup, for a version newer than its own."""
 _STRICT = {"fieldValidation": "Strict"}
 """By default the API server drops unknown fields: a typo in ``pod.template`` would have no effect and no error."""
+_METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""What the server answers to a write whose sender has the rest already: it is spared the encoding of the object."""
 _CREDENTIALS_FOR_S = 60.0
 """The client renews a token when a fifth of its hour is left."""
 
@@ -120,8 +122,11 @@ class ApiServer:
             api = client.ApiClient(configuration)
         self._field_manager = field_manager
         self._api = api
-        self._host = api.configuration.host
-        self._pool: urllib3.PoolManager = api.rest_client.pool_manager
+        host, manager = api.configuration.host, api.rest_client.pool_manager
+        # All requests go to one host: a pool manager would look it up for each, in as much time as sending it takes.
+        self._pool: urllib3.HTTPConnectionPool = manager.connection_from_url(host)
+        is_absolute = isinstance(manager, urllib3.ProxyManager) and host.startswith("http:")  # a proxy reads the host
+        self._root = host if is_absolute else urlsplit(host).path.rstrip("/")
         self._credentials: dict[str, str] = {}
         self._credentials_asked_at = -_CREDENTIALS_FOR_S
 
@@ -172,11 +177,16 @@ class ApiServer:
         return self._request("GET", self._served(kind).path(namespace, name))
 
     def create(self, manifest: Object) -> Object:
-        """Create an object; raise ``AlreadyExistsError`` if its name is taken, ``InvalidError`` for unknown fields."""
+        """Create an object and return its metadata.
+
+        Raise ``AlreadyExistsError`` if its name is taken, ``InvalidError`` for unknown fields.
+        """
         kind, namespace = self._served(kind_of(manifest["kind"])), manifest["metadata"]["namespace"]
         body = {**manifest, "apiVersion": kind.api_version}
         query = {"fieldManager": self._field_manager, **_STRICT}
-        return self._request("POST", kind.path(namespace), query, body)
+        made = self._request("POST", kind.path(namespace), query, body, accept=_METADATA_ONLY)
+        metadata: Object = made["metadata"]
+        return metadata
 
     def apply(self, manifest: Object) -> Object:
         """Apply a manifest on the server, with force: it takes over its fields, and removes those it no longer has."""
@@ -195,13 +205,13 @@ class ApiServer:
             owned = {"resourceVersion": metadata["resourceVersion"], "managedFields": entries}
             self._merge(path, {"metadata": owned}, {"fieldManager": self._field_manager})
 
-    def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
+    def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> None:
         """Apply a JSON merge patch; a ``metadata.uid`` or ``resourceVersion`` in it is a precondition."""
         path = self._served(kind).path(namespace, name, subresource)
-        return self._merge(path, body, {"fieldManager": self._field_manager})
+        self._merge(path, body, {"fieldManager": self._field_manager})
 
-    def _merge(self, path: str, body: Object, query: dict[str, str]) -> Object:
-        return self._request("PATCH", path, query, body, "application/merge-patch+json")
+    def _merge(self, path: str, body: Object, query: dict[str, str]) -> None:
+        self._request("PATCH", path, query, body, "application/merge-patch+json", _METADATA_ONLY)
 
     def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
         """Set the number of replicas through the scale subresource."""
@@ -253,8 +263,9 @@ class ApiServer:
         query: dict[str, str] | None = None,
         body: Object | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Object:
-        response = self._send(method, path, query or {}, body, content_type)
+        response = self._send(method, path, query or {}, body, content_type, accept)
         try:
             answer: Object = msgspec.json.decode(response.data or b"{}")
         except (ValueError, urllib3.exceptions.HTTPError, OSError) as error:
@@ -270,17 +281,20 @@ class ApiServer:
         query: dict[str, str],
         body: Object | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
         read_timeout_s: float = _READ_TIMEOUT_S,
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json", "Content-Type": content_type, **self._authorization()}
+        headers = {"Accept": accept, "Content-Type": content_type, **self._authorization()}
         try:
-            response = self._pool.request(
+            response = self._pool.urlopen(
                 method,
-                f"{self._host}{path}?{urlencode(query)}",
+                f"{self._root}{path}?{urlencode(query)}",
                 body=None if body is None else msgspec.json.encode(body),
                 headers=headers,
                 timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=read_timeout_s),
                 retries=False,
+                redirect=False,
+                assert_same_host=False,
                 preload_content=False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,16 +74,21 @@ def _lack(role: RoleState) -> str:
 
 
 def role_states(
-    context: JobContext, observed: Observed, attempt: TrainerAttempt | None, now: float
+    context: JobContext,
+    observed: Observed,
+    attempt: TrainerAttempt | None,
+    now: float,
+    created_with: Callable[[str], int],
 ) -> dict[str, RoleState]:
     """Return the state of every role by its name in the status.
 
-    The name of a reward model is ``model/<scorer>``, that of an environment ``environment/<name>``.
+    The name of a reward model is ``model/<scorer>``, that of an environment ``environment/<name>``. ``created_with``
+    returns the pods with which a missing Deployment, or Redis, will be created: its creation changes no status.
     """
-    states, least = {}, _least(context, observed)
+    states, least = {}, _least(context, observed, created_with)
     if transport.managed(context):
-        owner = observed.child("StatefulSet", context.role_object("redis"))
-        states["transport"] = _of_workload(least, "transport", observed, owner, observed.pods_of("redis"), now)
+        redis = "StatefulSet", context.role_object("redis")
+        states["transport"] = _of_workload(least, "transport", observed, redis, observed.pods_of("redis"), now)
     if context.spec.trains:
         states["rollout"] = _rollouts(context, least, observed, now)
         states["trainer"] = _trainer(context, observed, attempt, now)
@@ -100,7 +105,7 @@ def role_states(
     ]
     for name, object_name, own in servers:
         pods = [pod for pod in observed.pods_of(name.partition("/")[0]) if own.items() <= labels(pod).items()]
-        states[name] = _of_workload(least, name, observed, observed.child("Deployment", object_name), pods, now)
+        states[name] = _of_workload(least, name, observed, ("Deployment", object_name), pods, now)
     states["metrics"] = _of_deployment(context, least, observed, "metrics", now)
     return {name: replace(role, remedy=_remedy(role, context)) for name, role in states.items()}
 
@@ -108,15 +113,16 @@ def role_states(
 def _of_deployment(
     context: JobContext, least: Mapping[str, int], observed: Observed, role: str, now: float
 ) -> RoleState:
-    owner = observed.child("Deployment", context.role_object(role))
-    return _of_workload(least, role, observed, owner, observed.pods_of(role), now)
+    deployment = "Deployment", context.role_object(role)
+    return _of_workload(least, role, observed, deployment, observed.pods_of(role), now)
 
 
 def _of_workload(
-    least: Mapping[str, int], role: str, observed: Observed, owner: Object | None, pods: list[Object], now: float
+    least: Mapping[str, int], role: str, observed: Observed, named: tuple[str, str], pods: list[Object], now: float
 ) -> RoleState:
+    owner = observed.child(*named)
     if owner is None:
-        return RoleState(role, 1, 0, 0, 0)
+        return RoleState(role, least[named[1]], 0, 0, 0)
     status = owner.get("status") or {}
     # Its controller counts again a moment after a pod has ended.
     ready = min(int(status.get("readyReplicas", 0)), sum(map(is_ready, pods)))
@@ -127,18 +133,19 @@ def _of_workload(
     return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
 
 
-def _least(context: JobContext, observed: Observed) -> dict[str, int]:
-    """Return the pods that Redis and each Deployment have to have while the job is not suspended, by name."""
-    if context.spec.suspend:
-        return {}
-    scaling = context.spec.reward.workers.autoscaling
-    scaled = 0 if scaling is None else max(int(scaling.provider == "hpa"), scaling.min_replicas)
-    counts = fixed_replicas(context)
-    if awaited(observed):  # these roles start after the group
-        counts.pop(context.role_object("reward"))
-    return {context.role_object("redis"): 1} | {
-        name: scaled if count is None else count for name, count in counts.items()
-    }
+def _least(context: JobContext, observed: Observed, created_with: Callable[[str], int]) -> dict[str, int]:
+    """Return the pods that Redis and each Deployment have to have, by name: of those that exist while it runs."""
+    redis, counts = context.role_object("redis"), fixed_replicas(context)
+    missing = {name for name in counts if not observed.child("Deployment", name)}
+    missing |= set() if observed.child("StatefulSet", redis) else {redis}
+    least: dict[str, int] = {}
+    if not context.spec.suspend:
+        scaling = context.spec.reward.workers.autoscaling
+        scaled = 0 if scaling is None else max(int(scaling.provider == "hpa"), scaling.min_replicas)
+        least = {redis: 1} | {name: scaled if count is None else count for name, count in counts.items()}
+        if awaited(observed):  # these roles start after the group
+            least.pop(context.role_object("reward"))
+    return least | {name: max(least.get(name, 0), created_with(name)) for name in missing}
 
 
 def _rollouts(context: JobContext, least: Mapping[str, int], observed: Observed, now: float) -> RoleState:
@@ -149,8 +156,8 @@ def _rollouts(context: JobContext, least: Mapping[str, int], observed: Observed,
         if group.spans_pods:
             states.append(_of_replicas(context, observed, group, pods, now))
         else:
-            owner = observed.child("Deployment", names.rollout_object(context.name, group.name))
-            states.append(_of_workload(least, "rollout", observed, owner, pods, now))
+            deployment = "Deployment", names.rollout_object(context.name, group.name)
+            states.append(_of_workload(least, "rollout", observed, deployment, pods, now))
     # The first group that has a problem explains it.
     with_problem = next((state for state in states if state.problem), states[-1])
     counts = ("desired", "ready", "updated", "restarts", "held")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from world import World, rljob, settled
+from world import JOBS, World, rljob, settled
 
 from plaudit_operator.names import KEDA_PAUSE, ConditionType
 from plaudit_operator.observed import timestamp
@@ -38,6 +38,34 @@ def test_a_job_gets_all_its_children_and_runs():
     assert world.status["phase"] == "Running"
     assert world.status["replicas"] == {"rollout": "2/2", "reward": "2/2"}
     assert world.status["startTime"]
+
+
+def scaled(**scaling: Any) -> dict[str, Any]:
+    workers = {"autoscaling": {"maxReplicas": 4, **scaling}, "pod": {"resources": {"requests": {"cpu": "1"}}}}
+    return {"reward": {**rljob()["spec"]["reward"], "workers": workers}}
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        *JOBS,
+        {"suspend": True},
+        {"suspend": True, "scheduling": {"queueName": "team"}},
+        scaled(provider="hpa", minReplicas=2),
+        scaled(provider="keda", minReplicas=0),
+        {"rollout": {"groups": [{"name": "a", "replicas": 2}, {"name": "b", "replicas": 3}]}},
+    ],
+)
+def test_the_status_of_a_new_job_is_written_once_for_all_objects_that_the_operator_creates(sections: dict[str, Any]):
+    world = World(rljob(**sections))
+    world.reconcile()
+    others = [call for call in world.cluster.calls if not call.startswith("create")]
+    assert others == ["patch RLJob job status"]
+    before = world.status
+    world.deliver()
+    world.reconcile()
+    assert world.status == before
+    assert "cost" in before
 
 
 def test_a_job_at_rest_is_not_written():

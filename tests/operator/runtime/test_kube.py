@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from plaudit_operator.runtime.kinds import POD_GROUP
+from plaudit_operator.runtime.kinds import DEPLOYMENT, POD_GROUP
 from plaudit_operator.runtime.kube import ApiServer, NotFoundError, applied_fields
 
 GROUP = "scheduling.k8s.io"
+ROOT = "/clusters/c-1"
+"""Path of the API server on its host, as behind Rancher."""
 MANIFEST = {
     "apiVersion": POD_GROUP.api_version,
     "kind": "PodGroup",
@@ -30,6 +32,7 @@ class Served(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.versions = versions
         self.sent: list[tuple[str, str, str]] = []
+        self.answers: list[Any] = []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,14 +49,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        path = self.path.partition("?")[0]
+        path = self.path.partition("?")[0].removeprefix(ROOT)
         self.server.sent.append((self.command, path, body["apiVersion"]))
+        if "as=PartialObjectMetadata" in self.headers["Accept"]:
+            body = {"kind": "PartialObjectMetadata", "metadata": body["metadata"]}
         self.answer(body if path.split("/")[3] in self.server.versions else None)
 
     def do_PATCH(self) -> None:
         self.do_POST()
 
     def answer(self, body: Any) -> None:
+        body = body if self.path.startswith(ROOT) else None
+        self.server.answers.append(body)
         data = json.dumps(body).encode() if body else b"404 page not found"
         self.send_response(200 if body else 404)
         self.send_header("Content-Length", str(len(data)))
@@ -73,17 +80,31 @@ def served() -> Iterator[Served]:
     server.server_close()
 
 
+def api_server(served: Served) -> ApiServer:
+    host = f"http://127.0.0.1:{served.server_port}{ROOT}"
+    return ApiServer("tests", api=client.ApiClient(client.Configuration(host=host)))
+
+
+def test_of_what_it_creates_or_patches_the_server_sends_the_metadata_alone(served: Served):
+    served.versions = ["v1"]
+    kube = api_server(served)
+    deployment = {**MANIFEST, "apiVersion": DEPLOYMENT.api_version, "kind": DEPLOYMENT.kind}
+    assert kube.create(deployment) == MANIFEST["metadata"]
+    kube.patch(DEPLOYMENT, "team", "g", deployment)
+    assert [set(answer) for answer in served.answers] == [{"kind", "metadata"}] * 2
+
+
 @pytest.mark.parametrize(
     ("versions", "used"),
     [(["v1", "v1alpha2"], "v1alpha2"), (["v1", "v1beta1", "v1alpha3"], "v1beta1"), (["v1", "v1alpha3"], "v1alpha3")],
 )
 def test_a_pod_group_is_written_in_the_version_that_the_cluster_has(served: Served, versions: list[str], used: str):
-    kube = ApiServer("tests", api=client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{served.server_port}")))
+    kube = api_server(served)
     with pytest.raises(NotFoundError):
         kube.create(MANIFEST)
     served.versions = versions  # the cluster was upgraded
-    assert kube.create(MANIFEST)["spec"] == MANIFEST["spec"]
-    kube.apply(MANIFEST)
+    kube.create(MANIFEST)
+    assert kube.apply(MANIFEST)["spec"] == MANIFEST["spec"]
     path = f"/apis/{GROUP}/{used}/namespaces/team/podgroups"
     assert served.sent == [("POST", path, f"{GROUP}/{used}"), ("PATCH", f"{path}/g", f"{GROUP}/{used}")]
 

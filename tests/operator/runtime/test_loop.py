@@ -1,17 +1,21 @@
-"""The informer against a server whose watches break, and the work queue: each key once, failures wait."""
+"""The informer against a server whose watches break; what its cache keeps; the work queue: each key once."""
 
 from __future__ import annotations
 
 import logging
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from watched_server import WatchedServer
+from world import settled
 
 from plaudit_operator.cache import Cache, Key
-from plaudit_operator.runtime.kinds import RLJOB, Kind
+from plaudit_operator.names import LABEL_JOB, LABEL_ROLE
+from plaudit_operator.runtime.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, RLJOB, SERVICE, Kind, kind_of
 from plaudit_operator.runtime.kube import error_of
 from plaudit_operator.runtime.loop import Informer, WorkQueue
 
@@ -159,3 +163,47 @@ def test_a_closed_queue_ends_its_workers():
     queue.add("a")
     queue.close()
     assert queue.take() is None
+
+
+def child(kind: Kind, job: str, role: str, **fields: Any) -> dict[str, Any]:
+    labels = {LABEL_JOB: job, LABEL_ROLE: role}
+    metadata = {"name": f"{job}-{role}", "namespace": "default", "uid": f"{job}{role}", "labels": labels}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, **fields}
+
+
+def test_the_cache_returns_objects_as_they_were_whatever_their_kind_role_and_size():
+    cache = Cache()
+    owner = {"metadata": {"name": "job", "namespace": "default", "uid": "1"}, "spec": {}}
+    cache.update(RLJOB, "ADDED", owner)
+    roles = [f"role-{number}" for number in range(150)]  # more than have a sample
+    made = [child(DEPLOYMENT, "job", role, spec={"text": role * 10}) for role in roles]
+    made += [child(CONFIG_MAP, "job", role, data={"text": role * 9000}) for role in roles[:3]]
+    made += [child(SERVICE, "job", "redis"), child(SERVICE, "job", "metrics", spec={"clusterIP": "None"})]
+    for each in made:
+        cache.update(kind_of(each["kind"]), "ADDED", each)
+    observed = cache.observed(Key("default", "job"))
+    assert observed is not None
+    assert list(observed.children.values()) == made
+
+
+def test_the_children_of_another_job_take_less_than_a_third_of_their_size():
+    cluster, cache = settled().cluster, Cache()
+    children = [msgspec.json.encode(item) for kind in CHILDREN for item in cluster.of_kind(kind.kind)]
+
+    def keep(number: int) -> int:
+        """Keep the children of a job of another name; return their size."""
+        size = 0
+        for text in children:
+            of_other = text.replace(b"job-", b"job%d-" % number).replace(b'/job":"job"', b'/job":"job%d"' % number)
+            item = msgspec.json.decode(of_other)
+            cache.update(kind_of(item["kind"]), "ADDED", item)
+            size += len(of_other)
+        return size
+
+    keep(0)
+    tracemalloc.start()
+    try:
+        size = sum(map(keep, range(1, 31)))
+        assert tracemalloc.get_traced_memory()[0] < size / 3
+    finally:
+        tracemalloc.stop()

@@ -29,6 +29,14 @@ def test_a_short_job_is_filled_with_defaults(small_job: str, write_job: Callable
     assert spec.data.validation is None
 
 
+def test_jobs_share_the_sections_that_neither_of_them_writes(small_job: str, write_job: Callable[..., Path]) -> None:
+    first, second = (load_job(write_job(small_job)).spec for _ in range(2))
+    assert first.lifecycle is second.lifecycle
+    assert first.transport is second.transport
+    assert first.reward == second.reward
+    assert first.reward is not second.reward
+
+
 def test_groups_of_one_need_one_sample(changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     job = parse_job(changed({"algorithm.samplesPerPrompt": 1, "algorithm.advantage": "reinforcePlusPlus"}))
     assert job.spec.reward.min_samples_per_group == 1
