@@ -137,8 +137,17 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
     together = _in_one_domain(context, process.role, pod.topology)
     for layer in (together, affinity, _group_membership(context, process.role), pod.template):
         template = strategic_merge(template, layer)
-    sidecars = _with_sidecars(template["spec"], process, native=context.settings.native_sidecars)
-    return {**template, "spec": {**template["spec"], **sidecars}}
+    lists = _with_sidecars(template["spec"], process, native=context.settings.native_sidecars)
+    lists["containers"] = [_probed_at_start(each, process) for each in lists["containers"]]
+    return {**template, "spec": {**template["spec"], **lists}}
+
+
+def _probed_at_start(container: Manifest, process: RolePod) -> Manifest:
+    """Return a role's container whose command for readiness, ours or the user's, runs each second until it succeeds."""
+    readiness = container.get("readinessProbe") or {}
+    if container["name"] != process.role or "exec" not in (process.probe or {}) or "exec" not in readiness:
+        return container
+    return {"startupProbe": {**readiness, "periodSeconds": 1, "failureThreshold": _NEVER}, **container}
 
 
 def _with_sidecars(spec: Manifest, process: RolePod, *, native: bool) -> Manifest:
@@ -188,10 +197,8 @@ def _container(context: JobContext, process: RolePod) -> Manifest:
     if process.ports:
         container["ports"] = [{"name": name, "containerPort": port} for name, port in process.ports.items()]
     if process.probe:
-        probe = {**process.probe, "timeoutSeconds": 3}
-        container["readinessProbe"] = {**probe, "periodSeconds": 3, "failureThreshold": 3}
+        container["readinessProbe"] = {**process.probe, "periodSeconds": 3, "timeoutSeconds": 3, "failureThreshold": 3}
         if "exec" in process.probe:  # each takes the node 35 ms of a core
-            container["startupProbe"] = {**probe, "periodSeconds": 1, "failureThreshold": _NEVER}
             container["readinessProbe"] |= {"periodSeconds": 10, "failureThreshold": 2}
     if process.liveness:
         live = {**process.liveness, "timeoutSeconds": 5}

@@ -172,6 +172,14 @@ def test_redis_is_probed_often_while_it_starts_and_seldom_afterwards_and_never_k
     assert startup["periodSeconds"] * startup["failureThreshold"] > 7 * 24 * 3600  # its log may take hours to read
 
 
+def test_a_probe_of_the_users_own_is_that_of_the_start_too() -> None:
+    own = {"exec": {"command": ["valkey-cli", "ping"]}}
+    template = {"spec": {"containers": [{"name": "redis", "readinessProbe": own}]}}
+    world = settled(rljob(transport={"managed": {"pod": {"template": template}}}))
+    [container] = pod(world, "job-redis")["containers"]
+    assert container["startupProbe"]["exec"] == container["readinessProbe"]["exec"] == own["exec"]
+
+
 def test_the_managed_redis_loads_the_functions_whenever_it_starts(world: World, tmp_path: Path) -> None:
     managed, needed = RedisPod(world, tmp_path), {library.name.encode() for library in libraries()}
     for _ in range(2):
