@@ -127,9 +127,10 @@ generate: install ## write the generated files anew
 	$(BIN)/python -m plaudit_operator.crd
 	$(BIN)/python -m plaudit_metrics.generate
 
-# The tests wait a third of the time even where two processes share them; each of the three has a cluster of its own.
+# They wait a third of the time even where two processes share them. Each process has a cluster of its own.
+E2E_PROCESSES ?= 3
 e2e: install $(if $(PLAUDIT_E2E_KUBECONFIG),,cluster-build) ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
-	PLAUDIT_E2E=1 $(BIN)/pytest -q --durations 20 $(if $(PLAUDIT_E2E_KUBECONFIG),,--numprocesses 3 $(IN_ORDER)) tests/e2e_cluster
+	PLAUDIT_E2E=1 $(BIN)/pytest -q --durations 20 $(if $(PLAUDIT_E2E_KUBECONFIG),,--numprocesses $(E2E_PROCESSES) $(IN_ORDER)) tests/e2e_cluster
 
 test-containers: install cluster-packages ## machines in containers of a real engine (root; minutes)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q $(call marked,containers) -m containers

@@ -31,7 +31,12 @@ RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
 LONGEST = (
-    *("test_machines", "test_faults", "test_sandboxes", "test_upgrade", "test_learning", "test_reward_service"),
+    "test_machines",
+    "test_faults",
+    "test_sandboxes",
+    "test_upgrade",
+    "test_learning",
+    "test_reward_service",
     "test_describe",
 )
 """Files that begin first, so that the processes that share the tests end at about the same time."""
