@@ -17,7 +17,7 @@ LARGEST_REWARD_BYTES: Final = 1 << 20
 _LARGEST_LOGS_BYTES: Final = 64 << 20
 """What is read of ``/logs/verifier`` in search of the reward."""
 PAGE_BYTES: Final = 4096
-"""What each file and folder of a machine counts at least."""
+"""The least size at which each file and folder of a machine is counted."""
 MOST_ENTRIES: Final = 500_000
 _OF_THE_KERNEL: Final = ("dev", "proc", "sys")
 _MOST_WAITING: Final = 1000

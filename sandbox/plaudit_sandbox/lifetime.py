@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -39,6 +40,13 @@ def start_module(
             ours.close()
             raise
     return process, ours
+
+
+def kill_with_group(pid: int) -> None:
+    """Kill a process, and its group where it leads one, which a new one does not from its first moment on."""
+    for send in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            send(pid, signal.SIGKILL)
 
 
 def reap(process: subprocess.Popen[bytes]) -> None:

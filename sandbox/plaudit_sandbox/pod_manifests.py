@@ -272,7 +272,7 @@ def _pod(
 def _keep(limits: MachineLimits) -> str:
     """Return the keeper's script, which ends the machine where it holds more files than a copy of it may.
 
-    Kubernetes counts no inodes of a pod. It would end pods of a node that has none left, whoever used them up.
+    Kubernetes does not count the inodes of a pod. On a node that has none left it evicts pods, whoever used them up.
     """
     most = min(limits.disk_bytes // PAGE_BYTES, MOST_ENTRIES)
     return f"""\

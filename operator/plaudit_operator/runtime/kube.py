@@ -41,7 +41,7 @@ _TOO_LARGE = "Too large resource version"
 _STRICT = {"fieldValidation": "Strict"}
 """By default the API server drops unknown fields: a typo in ``pod.template`` would have no effect and no error."""
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-"""What the server answers to a write whose sender has the rest already: it is spared the encoding of the object."""
+"""Asked for after a write: the sender knows the rest of the object, so the server need not encode it."""
 _CREDENTIALS_FOR_S = 60.0
 """The client renews a token when a fifth of its hour is left."""
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plaudit_sandbox.confinement import keep_apart
+from plaudit_sandbox.lifetime import kill_with_group
 from plaudit_sandbox.privileges import end_with, limit_for_good, no_new_privileges, prctl
 from plaudit_sandbox.sandbox import offer_to_the_oom_killer
 from plaudit_wire.errors import ConfigurationError
@@ -144,7 +145,7 @@ class _Template:
             self._running[pid] = message.number
         elif isinstance(message, Kill):
             for pid in [pid for pid, number in self._running.items() if number == message.number]:
-                _kill(pid)
+                kill_with_group(pid)
 
     def _begin(self, descriptor: int, seed: int, loaded: LoadedSources) -> None:
         """Become the process of a sample."""
@@ -176,7 +177,7 @@ class _Template:
         deadline_s = time.monotonic() + _END_WITHIN_S
         while (started := _children_of_this_process() - self._imported) and time.monotonic() < deadline_s:
             for pid in started:
-                _kill(pid)
+                kill_with_group(pid)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
 
@@ -196,11 +197,11 @@ class _Template:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 # Before it is reaped: until then no other process can get its id.
-                _kill(ended.si_pid)
+                kill_with_group(ended.si_pid)
                 _, status = os.waitpid(ended.si_pid, 0)
                 number = self._running.pop(ended.si_pid, None)
                 for orphan in _children_of_this_process() - self._running.keys() - self._imported:
-                    _kill(orphan)
+                    kill_with_group(orphan)
                 if number is not None:
                     reason = self._reasons.pop(ended.si_pid, "")
                     self._send(Ended(number, os.waitstatus_to_exitcode(status), reason))
@@ -336,7 +337,7 @@ class _ProcessTree(NamedTuple):
     def kill(self) -> None:
         """Kill all of them, and the groups that they lead."""
         for process in self.processes:
-            _kill(process.pid)
+            kill_with_group(process.pid)
 
 
 def _trees(roots: Collection[int]) -> dict[int, _ProcessTree]:
@@ -355,13 +356,6 @@ def _children_of_this_process() -> set[int]:
         return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return {process.pid for process in _living() if process.parent == pid}
-
-
-def _kill(pid: int) -> None:
-    """Kill a process, and its group where it leads one."""
-    for send in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            send(pid, signal.SIGKILL)
 
 
 def _below(root: int, by_pid: dict[int, _Process], children: dict[int, list[int]]) -> Iterator[_Process]:

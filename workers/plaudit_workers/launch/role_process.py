@@ -24,6 +24,7 @@ from typing import NoReturn
 
 import msgspec
 
+from plaudit_sandbox.lifetime import kill_with_group
 from plaudit_sandbox.privileges import end_with
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.frames import Frames, frame
@@ -34,8 +35,8 @@ from plaudit_workers.timeline import STARTED, stamp, started_s
 _ENDS_WITHIN_S = 10.0
 _TEMPLATE = "template of the processes"
 SHARED = ("plaudit_workers.service.worker", "plaudit_workers.service.gateway")
-"""What the template imports: a reward service whole, most of the metrics service, and what the others begin with. No
-package that starts threads."""
+"""Modules that the template imports: all of a reward service, most of the metrics service, and the beginning of the
+others. None of them may start a thread."""
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 
@@ -185,7 +186,7 @@ class _Template:
     def _signal(self, message: Signal) -> None:
         for name, pid in self._running.values():
             if name == message.name and message.number == signal.SIGKILL:
-                _kill(pid)
+                kill_with_group(pid)
             elif name == message.name:
                 os.kill(pid, message.number)
 
@@ -193,7 +194,7 @@ class _Template:
         name, pid = self._running.pop(handle)
         self._poll.unregister(handle)
         os.close(handle)
-        _kill(pid)  # what it left; until it is reaped no other process can get its id
+        kill_with_group(pid)  # what it left; until it is reaped no other process can get its id
         self._send(RoleEnded(name, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 
     def _send(self, message: RoleEnded) -> None:
@@ -206,13 +207,6 @@ class _Template:
             os._exit(0)  # the kernel ends the forks
         self._descriptors += descriptors
         return [message for body in self._frames.feed(data) for message in to_template.decode(body)]
-
-
-def _kill(pid: int) -> None:
-    """Kill a process and its group, which it does not lead from its first moment on."""
-    for send in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            send(pid, signal.SIGKILL)
 
 
 def main() -> NoReturn:
