@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from plaudit_job.model_shape import ModelShape
-from plaudit_workers.commands.memory import trainer_parts
+from plaudit_workers.commands.sizing import trainer_parts
 from plaudit_workers.training.model.losses import TokenInputs, policy_loss
 
 

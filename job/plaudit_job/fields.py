@@ -1,4 +1,7 @@
-"""Describe errors of single fields with a remedy, and resolve the paths of a job against the job file's folder."""
+"""Describe errors of single fields with a remedy, and resolve the paths of a job against the job file's folder.
+
+Settings of verl and TRL are known by name: a job that uses one is told the field that does the same here.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from plaudit_job.peers import answer_for
 from plaudit_job.problem import Problem, did_you_mean, nearest
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.section import BYTE_QUANTITY, DNS_LABEL, PYTHON_NAME, SCORER_NAME, JobPath, choices
+from plaudit_wire.printable import shown
 
 _PATTERNS = {
     DNS_LABEL: ("is not a valid name", "Use a-z, 0-9 and '-', for example my-job"),
@@ -42,6 +45,82 @@ _TYPES = {
     "model_type": _MAPPING,
     "model_attributes_type": _MAPPING,
 }
+FIELDS_OF_TRL = {
+    "adam_beta1": "algorithm.optimizer.beta1",
+    "adam_beta2": "algorithm.optimizer.beta2",
+    "beta": "algorithm.loss.klCoefficient",
+    "bf16": "model.dtype",
+    "chat_template_kwargs": "model.chatTemplateArguments",
+    "entropy_coef": "algorithm.loss.entropyCoefficient",
+    "epsilon": "algorithm.loss.clipLow",
+    "epsilon_high": "algorithm.loss.clipHigh",
+    "eval_steps": "data.validation.everySteps",
+    "generation_batch_size": "algorithm.promptsPerStep",
+    "gradient_checkpointing": "trainer.activationCheckpointing",
+    "learning_rate": "algorithm.optimizer.learningRate",
+    "loss_type": "algorithm.loss.aggregation",
+    "lr_scheduler_type": "algorithm.optimizer.schedule",
+    "mask_truncated_completions": "algorithm.maskTruncated",
+    "max_completion_length": "rollout.sampling.maxTokens",
+    "max_grad_norm": "algorithm.optimizer.maxGradNorm",
+    "max_steps": "algorithm.steps",
+    "max_tool_calling_iterations": "rollout.agent.maxTurns",
+    "num_generations": "algorithm.samplesPerPrompt",
+    "num_generations_eval": "data.validation.samplesPerPrompt",
+    "num_iterations": "algorithm.epochs",
+    "report_to": "trainer.sinks",
+    "reward_weights": "reward.scorers[].weight",
+    "save_steps": "trainer.checkpoint.everySteps",
+    "save_total_limit": "trainer.checkpoint.keep",
+    "shuffle_dataset": "data.train.shuffle",
+    "steps_per_generation": "algorithm.miniBatchesPerStep",
+    "stop_token_ids": "rollout.sampling.stopTokenIds",
+    "temperature": "rollout.sampling.temperature",
+    "top_k": "rollout.sampling.topK",
+    "top_p": "rollout.sampling.topP",
+    "use_bias_correction_kl": "algorithm.loss.klImportanceWeight",
+    "vllm_enable_sleep_mode": "rollout.sleepDuringUpdates",
+    "vllm_gpu_memory_utilization": "rollout.engine.gpuMemoryUtilization",
+    "vllm_max_model_length": "rollout.engine.maxModelLength",
+    "vllm_tensor_parallel_size": "rollout.engine.tensorParallelSize",
+    "warmup_steps": "algorithm.optimizer.warmupSteps",
+    "weight_decay": "algorithm.optimizer.weightDecay",
+}
+"""Fields of TRL's ``GRPOConfig`` → the field here; docs/coming-from-trl.md says more of each."""
+FIELDS_OF_VERL = {
+    "actor_rollout_ref": "rollout",
+    "adv_estimator": "algorithm.advantage",
+    "clip_ratio_c": "algorithm.loss.clipRatioC",
+    "clip_ratio_high": "algorithm.loss.clipHigh",
+    "clip_ratio_low": "algorithm.loss.clipLow",
+    "custom_reward_function": "reward.scorers[].python",
+    "entropy_coeff": "algorithm.loss.entropyCoefficient",
+    "gpu_memory_utilization": "rollout.engine.gpuMemoryUtilization",
+    "grad_clip": "algorithm.optimizer.maxGradNorm",
+    "ignore_eos": "rollout.sampling.ignoreEos",
+    "kl_loss_coef": "algorithm.loss.klCoefficient",
+    "logger": "trainer.sinks",
+    "loss_agg_mode": "algorithm.loss.aggregation",
+    "lr": "algorithm.optimizer.learningRate",
+    "lr_warmup_steps": "algorithm.optimizer.warmupSteps",
+    "max_prompt_length": "data.train.maxPromptLength",
+    "max_response_length": "rollout.sampling.maxTokens",
+    "n": "algorithm.samplesPerPrompt",
+    "ppo_epochs": "algorithm.epochs",
+    "prompt_key": "data.columns.prompt",
+    "reward_fn_key": "data.columns.dataSource",
+    "save_freq": "trainer.checkpoint.everySteps",
+    "tensor_model_parallel_size": "rollout.engine.tensorParallelSize",
+    "test_freq": "data.validation.everySteps",
+    "total_training_steps": "algorithm.steps",
+    "train_batch_size": "algorithm.promptsPerStep",
+    "train_files": "data.train.path",
+    "val_files": "data.validation.path",
+}
+"""Settings of verl → the field here; docs/coming-from-verl.md says more of each."""
+_PEERS = (("TRL", FIELDS_OF_TRL), ("verl", FIELDS_OF_VERL))
+_OF_VALIDATION = ("minP", "repetitionPenalty", "minTokens")
+"""Settings that sample from another distribution than the one whose log-probabilities the trainer computes."""
 Location = tuple[str | int, ...]
 """Keys and indices from the root of the job to a part of it."""
 MessageOf = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str, str]]
@@ -76,10 +155,15 @@ def problem_of(errors: Sequence[ErrorDetails], root: type[BaseModel], location: 
     return Problem(field_name(location), message, remedy)
 
 
-def shown(value: object) -> str:
-    """Return a value for a message, cut after 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _answer_for(name: str) -> str | None:
+    """Return the remedy for a setting of another trainer or another section; None for a name that none has."""
+    if name in _OF_VALIDATION:
+        return f"The trainer could not reproduce it; validation may use it: spec.data.validation.sampling.{name}"
+    here = [(peer, fields[name]) for peer, fields in _PEERS if name in fields]
+    if not here:
+        return None
+    peer, field = here[0]
+    return f"{peer}'s {name} is spec.{field} here (docs/coming-from-{peer.lower()}.md)"
 
 
 def _missing(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
@@ -90,7 +174,7 @@ def _missing(_: Any, __: dict[str, Any], root: type[BaseModel], location: Locati
 
 
 def _unknown(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
-    if answer := answer_for(str(location[-1])):
+    if answer := _answer_for(str(location[-1])):
         return "is not a field of this section", answer
     names = _names(root, location[:-1])
     meant = nearest(str(location[-1]), names) or _elsewhere(root, location)

@@ -7,8 +7,7 @@ import re
 import pages
 import pytest
 
-from plaudit_job.fields import field_at
-from plaudit_job.peers import FIELDS_OF_TRL, FIELDS_OF_VERL
+from plaudit_job.fields import FIELDS_OF_TRL, FIELDS_OF_VERL, field_at
 from plaudit_job.spec.rljob import RLJob
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from product_modules import ROOT, Module, importers, modules
 
-MOST_MODULES = 348
+MOST_MODULES = 340
 LEAST_MEDIAN_LINES = 180
 """Both without the packages' fronts: most of them only mark a folder as a package, and are empty."""
 MOST_LINES = 700

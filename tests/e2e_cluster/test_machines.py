@@ -15,6 +15,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 from pod_processes import main_process
-from real_cluster import ROOT, Cluster
+from real_cluster import ROOT, Cluster, harness
 from ruamel.yaml import YAML
 
 from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, DENIALS, POD_ATTACKS, SEPARATE_TEST, STOPS_ALL, TAKEN_OVER, TEST
@@ -335,6 +336,34 @@ def test_a_lost_pod_and_an_image_that_is_nowhere_are_errors_in_kubernetes_s_word
     with pytest.raises(InfrastructureError, match="violates PodSecurity"):
         PodMachine.new(pods, settings(template=template), LIMITS)
     assert pods.find({}) == []
+
+
+def test_a_lost_node_costs_the_machines_that_were_on_it_alone(
+    pods: PodCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    lost, other = (
+        PodMachine.new(pods, settings(template={"spec": {"nodeSelector": {"kubernetes.io/hostname": node}}}), LIMITS)
+        for node in ("node2", "node1")
+    )
+    bash(lost, "echo 42 > /app/answer")
+    with ThreadPoolExecutor() as threads:
+        in_it = threads.submit(bash, lost, "sleep 600", 600.0)
+        subprocess.run(harness("kill-node", "2"), check=True)
+        try:
+            assert bash(other, "echo 42 > /app/answer; cat /app/answer").output.strip() == "42"
+            with pytest.raises(InfrastructureError, match=lost.name):
+                in_it.result()
+            with pytest.raises(InfrastructureError, match=lost.name):
+                verified(lost, tmp_path)
+            new = PodMachine.new(pods, settings(), LIMITS)
+            assert {each["spec"]["nodeName"] for each in pods.find({LABEL: new.name})} == {"node1"}
+            assert verified(other, tmp_path).reward == 1.0
+            for machine in (lost, other, new):
+                machine.remove()
+            assert pods.find({}) == []
+        finally:
+            subprocess.run(harness("start-node", "2"), check=True)
+    cluster.kubectl("wait", "--for=condition=Ready", "node/node2", "--timeout=300s")
 
 
 def test_what_was_kept_is_tested_again_when_its_pod_is_gone(pods: PodCluster, tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ COMMANDS: dict[str, Subcommand] = {
         _tasks_arguments,
     ),
     "images-of": Subcommand(
-        f"{_HERE}.images_of:images_of", "build the images of Harbor tasks, each once", _images_of_arguments
+        f"{_HERE}.tasks:images_of", "build the images of Harbor tasks, each once", _images_of_arguments
     ),
     "rescore": Subcommand(
         f"{_HERE}.rescore:rescore", "score the stored samples of a run again and compare", _rescore_arguments

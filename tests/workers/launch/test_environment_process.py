@@ -14,8 +14,7 @@ from plaudit_job.load import load_job
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.job_start import await_environments, environment_url, is_reachable
-from plaudit_workers.launch.child_server import ServerDiedError
-from plaudit_workers.launch.environment_process import serve
+from plaudit_workers.launch.child_server import ServerDiedError, serve_environment
 from plaudit_workers.launch.redis import free_port
 from plaudit_workers.process import ProcessSettings
 
@@ -64,7 +63,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 async def test_a_server_is_awaited_served_and_stopped(settings) -> None:
     own, stop = settings(SERVER), asyncio.Event()
-    serving = asyncio.create_task(serve(own, stop))
+    serving = asyncio.create_task(serve_environment(own, stop))
     await asyncio.wait_for(await_environments(load_job(own.job_path)), 30)
     url = environment_url("code-box")
     assert await is_reachable(url, "")
@@ -77,7 +76,7 @@ async def test_a_server_is_awaited_served_and_stopped(settings) -> None:
 
 async def test_a_server_that_dies_ends_its_process_which_the_supervisor_starts_anew(settings) -> None:
     own = settings(SERVER)
-    serving = asyncio.create_task(serve(own, asyncio.Event()))
+    serving = asyncio.create_task(serve_environment(own, asyncio.Event()))
     await asyncio.wait_for(await_environments(load_job(own.job_path)), 30)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(environment_url("code-box").rpartition(":")[2]))
     writer.write(b"GET /ready HTTP/1.0\r\n\r\n")
@@ -96,13 +95,13 @@ async def test_a_server_that_dies_ends_its_process_which_the_supervisor_starts_a
 )
 async def test_a_server_that_does_not_start_is_refused_with_its_log(settings, program, limit, message) -> None:
     with pytest.raises(RefusedError, match=f"(?s){message}"):
-        await serve(settings(program, limit), asyncio.Event())
+        await serve_environment(settings(program, limit), asyncio.Event())
 
 
 async def test_a_server_that_ends_at_a_later_start_may_be_started_again(settings, monkeypatch) -> None:
     monkeypatch.setenv("PLAUDIT_RESTARTED", "1")
     with pytest.raises(ServerDiedError, match="ended with exit code 1 at its start"):
-        await serve(settings("raise ValueError('killed by a request')", 30), asyncio.Event())
+        await serve_environment(settings("raise ValueError('killed by a request')", 30), asyncio.Event())
 
 
 def test_a_process_without_the_url_of_an_environment_is_refused() -> None:

@@ -9,8 +9,7 @@ import pytest
 from plaudit_job.load import parse_job
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.redis import RedisAddress
-from plaudit_workers.launch.gpu_shares import share_gpus
-from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes
+from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
 from plaudit_workers.launch.transport import RedisAccess, new_passwords, own_access
 
 PASSWORDS = new_passwords(trains=True)

@@ -23,9 +23,8 @@ from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.sandboxes.broker import Broker
 from plaudit_workers.sandboxes.places import Places
-from plaudit_workers.sandboxes.pools import Pools
 from plaudit_workers.sandboxes.series import BrokerSeries
-from plaudit_workers.sandboxes.server import BrokerSettings, serve_led
+from plaudit_workers.sandboxes.server import BrokerSettings, Pools, serve_led
 from plaudit_workers.stream.calls import StreamLimits, new_call
 from plaudit_workers.stream.trainer import TrainerStreams
 from plaudit_workers.stream.transport import Transport

@@ -9,7 +9,7 @@ import pytest
 from namespaces import HAS_NAMESPACES
 from plaudit_reward.providers import ProcessProvider
 from plaudit_sandbox.machine import CommandEnd
-from plaudit_workers.sandboxes import pools
+from plaudit_workers.sandboxes import server
 from waiting import until
 
 from .conftest import CHOICE, Brokers, World
@@ -47,7 +47,7 @@ async def test_machines_are_warm_before_a_rollout_takes_the_prompt(world: World,
 
 
 async def test_a_pool_that_no_prompt_needs_goes(world: World, broker: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "_KEPT_S", 0.3)
+    monkeypatch.setattr(server, "_KEPT_S", 0.3)
     await world.admit("g", 2)
     async with broker(most=3, warm=1):
         await until(lambda: len(world.folders()) == 1)

@@ -39,8 +39,8 @@ from plaudit_workers.launch.redis import free_port
 from plaudit_workers.process import ProcessSettings
 from plaudit_workers.sandboxes.broker import Broker
 from plaudit_workers.sandboxes.places import Places
-from plaudit_workers.sandboxes.pools import Pools
 from plaudit_workers.sandboxes.series import BrokerSeries
+from plaudit_workers.sandboxes.server import Pools
 from plaudit_workers.service.client import RewardClient
 from plaudit_workers.service.worker import serve as serve_reward
 from plaudit_workers.stream.calls import MachinePlace, StreamLimits

@@ -15,7 +15,7 @@ from train_sides import sides
 from train_step import measured
 
 from plaudit_job.spec.algorithm import LossSpec, OptimizerSpec
-from plaudit_workers.commands.memory import trainer_parts
+from plaudit_workers.commands.sizing import trainer_parts
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu" / "train_step.py"
 WITHOUT_PACKAGES = """

@@ -19,11 +19,12 @@ from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_job.spec.rljob import RLJob, Spec
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.printable import print_text
-from plaudit_workers.commands.memory import (
+from plaudit_workers.commands.sizing import (
     DTYPE_BYTES,
     FORWARD_BYTES,
     MemoryItem,
     cache_tokens,
+    fit_problems,
     host_parts,
     kept_bytes,
     longest_sample,
@@ -31,7 +32,6 @@ from plaudit_workers.commands.memory import (
     row_tokens,
     trainer_parts,
 )
-from plaudit_workers.commands.sizing import fit_problems
 from plaudit_workers.launch.checks import hub_cache
 from plaudit_workers.process import EXIT_DONE
 

@@ -51,7 +51,7 @@ from plaudit_workers.commands.trial import (
     try_scorers,
 )
 from plaudit_workers.data_files import NumberedRow, data_paths
-from plaudit_workers.launch.environment_process import environments_of
+from plaudit_workers.launch.child_server import environments_of
 from plaudit_workers.process import model_servers
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.engine import EngineFailedError, Policy

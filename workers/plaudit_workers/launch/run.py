@@ -36,9 +36,8 @@ from plaudit_wire.errors import EXIT_INTERRUPTED, CallTimeoutError, RefusedError
 from plaudit_wire.printable import print_text
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.code_checks import ignored
-from plaudit_workers.launch.gpu_shares import share_gpus
 from plaudit_workers.launch.live import Interrupt, LiveMessages, RunConsole, print_live, reported_wait
-from plaudit_workers.launch.plan import TOKENS_FOLDER, LaunchSettings, ProcessPlan, Role, plan_processes
+from plaudit_workers.launch.plan import TOKENS_FOLDER, LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
 from plaudit_workers.launch.preflight import Prepared, prepare
 from plaudit_workers.launch.redis import free_port, write_private
 from plaudit_workers.launch.served_models import own_address

@@ -1,6 +1,9 @@
 """Serve the broker of a run's machines over HTTP: the process ``sandboxes``.
 
-The routes are those of ``plaudit_reward.served_machines``; each request carries the run's token.
+The routes are those of ``plaudit_reward.served_machines``; each request carries the run's token. Beside
+them the broker keeps machines ready for the prompts that rollouts take next (``sandboxes.warm``): the trainer admits
+prompts before a rollout has room for them, so their tasks are known, and images are pulled and machines started
+meanwhile. The samples of a prompt, and prompts of equal shape, share a pool.
 """
 
 from __future__ import annotations
@@ -8,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import uvicorn
@@ -21,7 +25,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from plaudit_job.load import load_job
+from plaudit_job.tasks import Task
 from plaudit_metrics.service.http_server import HttpServer, listening_socket
+from plaudit_reward.machines import task_of
 from plaudit_reward.providers import WarmProvider, provider_of
 from plaudit_reward.served_machines import (
     POLL_S,
@@ -36,12 +42,14 @@ from plaudit_reward.served_machines import (
 )
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError, described
 from plaudit_wire.logs import get_logger
+from plaudit_wire.messages import Prompt, RecordError, decode
+from plaudit_wire.names import CONSUMER_GROUPS
 from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Supervised
 from plaudit_workers.sandboxes.broker import Broker
 from plaudit_workers.sandboxes.places import DeposedError, Places
-from plaudit_workers.sandboxes.pools import Pools
 from plaudit_workers.sandboxes.series import BrokerSeries
 from plaudit_workers.stream.transport import Transport
+from plaudit_workers.stream.volume import VolumeError
 
 logger = get_logger(__name__)
 _MOST_BYTES = 32 << 20
@@ -49,6 +57,11 @@ _KEEP_ALIVE_S = 75
 _END_WITHIN_S = 5
 _MOST_THREADS = 512
 """A claim whose machine is being made holds one, and so does a machine that is removed."""
+_LOOK_EVERY_S = 0.5
+_NEXT_PROMPTS = 64
+"""Prompts that are looked at: the next ones."""
+_KEPT_S: Final = 60.0
+"""Seconds for which a pool stays that no prompt needs: those that were just taken claim their machines soon."""
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
@@ -238,3 +251,68 @@ def _refusal(status: int, kind: str, message: str) -> Response:
 
 def _json(status: int, content: object) -> Response:
     return Response(msgspec.json.encode(content), status_code=status, media_type="application/json")
+
+
+class Pools:
+    """Start warm machines, and remove those that are not needed any more.
+
+    Args:
+        size: Machines kept ready for each shape that is needed.
+    """
+
+    def __init__(self, transport: Transport, broker: Broker, provider: WarmProvider, size: int) -> None:
+        self._transport = transport
+        self._broker = broker
+        self._provider = provider
+        self._size = size
+        self._needed_s: dict[str, float] = {}
+        """When each shape was needed last."""
+
+    async def keep(self) -> None:
+        """Follow the admitted prompts until cancelled; do nothing for pools of no size."""
+        while self._size:
+            needed = await self.needed()
+            now = time.monotonic()
+            self._needed_s.update(dict.fromkeys(needed, now))
+            await self._start(needed)
+            for shape in self._broker.shapes():
+                if now - self._needed_s.setdefault(shape, now) > _KEPT_S:
+                    for held in self._broker.warm(shape):
+                        await self._broker.end(held)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _start(self, needed: Mapping[str, tuple[int, Task | None]]) -> None:
+        """Start what is missing, for the next prompts first, while places are free that no claim waits for."""
+        for shape, (samples, task) in needed.items():
+            for _ in range(min(self._size, samples) - len(self._broker.warm(shape))):
+                if self._broker.free <= 0:
+                    return
+                await self._broker.start_warm(shape, task)
+
+    async def needed(self) -> dict[str, tuple[int, Task | None]]:
+        """Return how many samples of each shape the next prompts have, and a task of it, in the order of need."""
+        records = await self._transport.retry_through_outage(self._undelivered)
+        needed: dict[str, tuple[int, Task | None]] = {}
+        for record in records:
+            try:
+                prompt = decode(await self._transport.volume.load(record), Prompt)
+                task = await asyncio.to_thread(task_of, prompt.extra_info)
+            except (RecordError, VolumeError, DataError, ValueError):  # whoever takes the prompt reports it
+                continue
+            shape = self._provider.shape(task)
+            samples, first = needed.get(shape, (0, task))
+            needed[shape] = (samples + prompt.n, first)
+        return needed
+
+    async def _undelivered(self) -> list[bytes]:
+        stream, commands = self._transport.names.prompts, self._transport.commands
+        groups: Any = await commands.xinfo_groups(stream)
+        own = next((each for each in groups if each["name"] == CONSUMER_GROUPS["prompts"].encode()), None)
+        if own is None:
+            return []
+        entries: Any = await commands.xrange(stream, b"(" + own["last-delivered-id"], "+", _NEXT_PROMPTS)
+        pipeline = commands.pipeline(transaction=False)  # a prompt whose group has ended stays until somebody reads it
+        for _, fields in entries:
+            pipeline.hmget(self._transport.names.group(fields.get(b"group", b"").decode()), ["phase"])
+        phases = await pipeline.execute()
+        return [fields[b"record"] for (_, fields), (phase,) in zip(entries, phases, strict=True) if phase == b"open"]

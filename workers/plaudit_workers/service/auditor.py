@@ -2,7 +2,7 @@
 
 Watched scorers are asked again about the same samples, so that their drift shows (``drift``).
 
-Stored samples are the queue: the trainer writes them, in a service ``kept_groups``. ``audits/`` holds the results
+Stored samples are the queue: the trainer writes them, in a service its workers. ``audits/`` holds the results
 (``plaudit_metrics.sources.audits``): what is drawn and has no line yet is open, whatever was killed. A lease in Redis
 keeps two workers from the same group. Nobody waits for an audit: the trainer, deadlines, drains and the autoscaler see
 nothing of it, and a failure is one more result.
@@ -48,7 +48,7 @@ from plaudit_wire.records import LEASE_S, Sample, ScorerRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.process import Supervised, unless_stopped
 from plaudit_workers.service.build import BuildContext, build_pipeline
-from plaudit_workers.service.kept_groups import KeptGroups
+from plaudit_workers.stored_samples import KeptGroups
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
