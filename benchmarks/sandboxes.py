@@ -1,7 +1,8 @@
 """Measure samples with a machine each: what machines cost, and what verification off the critical path saves.
 
 - *machine*: seconds and CPU seconds of a machine of the provider ``process``, one after another: making it with a file,
-  a command, the tests, removing it. A ballast of memory stands for the model that a rollout holds.
+  a command, the tests, removing it. A ballast of memory stands for the model that a rollout holds. Machines with four
+  commands and tests that end at once, many at a time: machines a second.
 - *samples*: 256 samples; an agent has 4 turns of 1 s, each with a command, and the tests sleep 5-40 s. Agents have 64
   places. *freed*: tests run beside them, as reward workers run them. *inline*: a sample keeps its place until its tests
   have ended, as TRL's rollouts do. The bound: samples begin in their order as places become free (nobody knows how long
@@ -24,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plaudit_job.tasks import Task, read_task
@@ -150,7 +151,10 @@ def bound_s(verify_s: list[float], load: Load, *, inline: bool) -> float:
 async def measure(folder: Path, load: Load) -> dict[str, float]:
     """Measure both, in a folder."""
     machines = RunMachines(folder / SANDBOXES, ProcessProvider(MachineChoice()))
-    figures = await measure_machine(machines, write_task(folder / "at-once", 0.0), load)
+    at_once = write_task(folder / "at-once", 0.0)
+    figures = await measure_machine(machines, at_once, load)
+    busy = replace(load, turn_s=0.0)
+    figures["machines_per_s"] = load.samples / await run_samples(machines, [at_once] * load.samples, busy, inline=False)
     draw = random.Random(1)
     verify_s = [round(draw.uniform(load.shortest_s, load.longest_s), 2) for _ in range(load.samples)]
     tasks = [write_task(folder / f"task-{index}", each) for index, each in enumerate(verify_s)]
