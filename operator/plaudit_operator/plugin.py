@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from plaudit_operator import names
 from plaudit_operator.names import ConditionType, Reason
@@ -37,7 +38,10 @@ _SUMMARIES = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STAL
 """Conditions that repeat others."""
 _EVENTS = 8
 _WITHIN = "--request-timeout=20s"
+_ENDS_WITHIN_S = 30
 _NO_SUCH_KIND = "the server doesn't have a resource type"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_LONGEST_NAME = 253
 
 
 class PluginError(Exception):
@@ -46,14 +50,51 @@ class PluginError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit."""
-    options = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # where the terminal's encoding lacks a character
     try:
+        options = _parser().parse_args(arguments)
         kubectl = Kubectl.on_path(options.namespace, options.context, options.kubeconfig)
-        sys.exit(_COMMANDS[options.command](kubectl, options))
+        code = _COMMANDS[options.command](kubectl, options)
+        sys.stdout.flush()
+        sys.exit(code)
     except (KubectlError, PluginError) as error:
         sys.exit(printable(f"kubectl plaudit: {error}", keep="\n"))
+    except BrokenPipeError:  # the reader of standard output has closed it, as ``head`` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(141)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        strange = f"an answer of the API server has an unknown form ({type(error).__name__}: {error})"
+        sys.exit(printable(f"kubectl plaudit: {strange}. Is this the cluster, and is this Plaudit's version there?"))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Print an error as one line, in which the user's words move no cursor."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, printable(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
+
+
+def _name(text: str) -> str:
+    if len(text) > _LONGEST_NAME or not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no name of a job; kubectl plaudit status lists them")
+    return text
+
+
+def _number(least: float, most: float, kind: Callable[[str], float] = int) -> Callable[[str], Any]:
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r:.80} is no number from {least} to {most}")
+        return value
+
+    return read
 
 
 def _status(kubectl: Kubectl, options: argparse.Namespace) -> int:
@@ -147,7 +188,7 @@ _COMMANDS: dict[str, Callable[[Kubectl, argparse.Namespace], int]] = {
 
 def _parser() -> argparse.ArgumentParser:
     where = _where(default=argparse.SUPPRESS)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="kubectl plaudit",
         description="Show RLJobs and the logs of their processes; suspend and resume them.",
         parents=[_where(default="")],
@@ -160,9 +201,9 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     status = command("status", "show phase, progress, roles, problems and events; without a name: all jobs")
-    status.add_argument("job", nargs="?", default="")
+    status.add_argument("job", nargs="?", default="", type=_name)
     logs = command("logs", "show the logs of a role, each line with its pod")
-    logs.add_argument("job")
+    logs.add_argument("job", type=_name)
     logs.add_argument("role", nargs="?", default=_ALL, choices=[*ROLES, _ALL], help="default: all")
     logs.add_argument(
         "-f", "--follow", action="store_true", help="follow the logs; pods that start later are not included"
@@ -172,16 +213,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     logs.add_argument("--since", default="", metavar="TIME", help="only lines newer than this: 30s, 5m, 2h")
     logs.add_argument(
-        "--tail", type=int, default=100, metavar="LINES", help="last lines of each process (default: 100; -1: all)"
+        "--tail",
+        type=_number(-1, 1 << 31),
+        default=100,
+        metavar="LINES",
+        help="last lines of each process (default: 100; -1: all)",
     )
     top = command("top", "run plaudit top on the job: verdict, steps, queues, workers")
-    top.add_argument("job")
-    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="refresh interval (default: 1)")
+    top.add_argument("job", type=_name)
+    top.add_argument(
+        "--every",
+        type=_number(0.1, 86_400, float),
+        default=1.0,
+        metavar="SECONDS",
+        help="refresh interval (default: 1)",
+    )
     page = command("open", "forward the job's metrics page to this machine")
-    page.add_argument("job")
-    page.add_argument("--port", type=int, default=names.METRICS_PORT, help="local port (default: %(default)s)")
-    command("suspend", "release GPUs and workers; keep Redis and volumes").add_argument("job")
-    command("resume", "continue from the checkpoint").add_argument("job")
+    page.add_argument("job", type=_name)
+    page.add_argument(
+        "--port", type=_number(1, 65_535), default=names.METRICS_PORT, help="local port (default: %(default)s)"
+    )
+    command("suspend", "release GPUs and workers; keep Redis and volumes").add_argument("job", type=_name)
+    command("resume", "continue from the checkpoint").add_argument("job", type=_name)
     return parser
 
 
@@ -341,7 +394,14 @@ class Kubectl:
 
     def read(self, *arguments: str) -> str:
         """Return the output of a command."""
-        done = subprocess.run([*self._argv, *arguments, _WITHIN], capture_output=True, text=True, check=False)
+        command = [*self._argv, *arguments, _WITHIN]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, encoding="utf-8", errors="replace", check=False, timeout=_ENDS_WITHIN_S
+            )
+        except subprocess.TimeoutExpired:  # it asks for each of the server's groups, several times
+            where = "Is the context's API server reachable? kubectl cluster-info shows its address"
+            raise KubectlError(f"kubectl {arguments[0]} did not end within {_ENDS_WITHIN_S} s. {where}") from None
         if done.returncode == 0:
             return done.stdout
         message = done.stderr.strip() or f"kubectl {arguments[0]} exited with code {done.returncode}"
@@ -351,7 +411,11 @@ class Kubectl:
 
     def json(self, *arguments: str) -> Mapping[str, Any]:
         """Return an object."""
-        found: dict[str, Any] = json.loads(self.read(*arguments, "--output", "json"))
+        text = self.read(*arguments, "--output", "json")
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise KubectlError(f"kubectl {arguments[0]} printed no JSON ({error}): {text[:60]!r}") from None
         return found
 
     def items(self, kind: str, *arguments: str) -> list[Mapping[str, Any]]:

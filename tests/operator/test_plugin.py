@@ -103,12 +103,43 @@ def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         (["logs"], "job"),
         (["restart", "gsm8k"], "suspend"),
         (["open", "gsm8k", "--port", "http"], "--port"),
+        (["open", "gsm8k", "--port", "0"], "--port: '0' is no number from 1 to 65535"),
+        (["top", "gsm8k", "--every", "nan"], "--every: 'nan' is no number from 0.1 to 86400"),
+        (["logs", "gsm8k", "--tail", "9" * 5000], "is no number from -1"),
+        (["suspend", ""], "'' is no name of a job"),
+        (["status", "rlj/gsm8k"], "'rlj/gsm8k' is no name of a job"),
+        (["status", "gsm8k", "\x1b[2J"], "unrecognized arguments: \ufffd[2J"),
     ],
 )
 def test_a_wrong_command_line_is_refused(line: list[str], word: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(line)
     assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"", "kubectl get printed no JSON"),
+        (b"\xff<html>\x1b[2J", "kubectl get printed no JSON"),
+        (b"[" * 100_000, "kubectl get printed no JSON"),
+        (b"[]", "an answer of the API server has an unknown form"),
+        (b'{"metadata": 5}', "an answer of the API server has an unknown form"),
+        (b'{"metadata": {"name": "x", "uid": "u"}, "items": [null]}', "has an unknown form"),
+        (b'{"metadata": {"name": "x", "uid": "u"}, "status": {"conditions": 5}, "items": []}', "has an unknown form"),
+    ],
+)
+def test_an_answer_of_another_form_is_one_line(
+    answer: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "answer").write_bytes(answer)
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\nexec cat {tmp_path}/answer\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(SystemExit) as refused:
+        main(["status", "gsm8k"])
+    assert words in str(refused.value)
+    assert str(refused.value).isprintable()
 
 
 def test_control_sequences_of_the_cluster_do_not_reach_the_terminal():

@@ -124,14 +124,18 @@ class Outages:
         self._began: float | None = None
         self._log_next = 0.0
         self._ended = self._lasted_s = 0.0
+        self.password_is_final = False
+        """Whoever gave the password is there to give another: one that is refused is no outage."""
 
-    def report(self, error: BaseException) -> None:
-        """Record that a command failed with one of ``OUTAGE``."""
+    def report(self, error: BaseException) -> bool:
+        """Record that a command failed with one of ``OUTAGE``. Return False for one that no retry mends."""
+        if self.password_is_final and isinstance(error, AuthenticationError):
+            return False
         now = time.monotonic()
         if self._began is None:
             self._began, self._log_next = now, now
         if now < self._log_next:
-            return
+            return True
         self._log_next = now + _LOG_EVERY_S
         fields = {
             "address": self._address,
@@ -146,6 +150,7 @@ class Outages:
             logger.warning("Redis refuses the password; retrying. Has it changed?", **fields)
         else:
             logger.warning("cannot reach Redis; retrying. Is the service running?", **fields)
+        return True
 
     def end(self) -> None:
         """Record that Redis has executed a command."""
@@ -166,13 +171,14 @@ class Outages:
     async def retry_through_outage(self, call: Callable[[], Awaitable[T]]) -> T:
         """Await ``call()`` until Redis answers it, with half a second between attempts and no limit.
 
-        Other errors than those of ``OUTAGE`` are raised: a retry would not help.
+        Other errors than those of ``OUTAGE`` are raised, and those that ``report`` returns False for.
         """
         while True:
             try:
                 answer = await call()
             except OUTAGE as error:
-                self.report(error)
+                if not self.report(error):
+                    raise
                 await asyncio.sleep(_RETRY_AFTER_S)
                 continue
             self.end()

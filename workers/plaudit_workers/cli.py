@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import contextlib
 import errno
 import io
 import locale
-import math
 import os
 import pkgutil
 import sys
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
+from plaudit_metrics.terminal.commands import number, report_arguments, steps_arguments, top_arguments, trace_arguments
 from plaudit_wire import VERSION
 from plaudit_wire.errors import EXIT_INTERRUPTED, RefusedError
 from plaudit_wire.printable import print_text
@@ -29,6 +29,7 @@ from plaudit_workers.files import is_full
 
 EXIT_REFUSED = 2
 EXIT_CLOSED_PIPE = 141
+_FINITE = number("finite number")
 
 
 @dataclass(frozen=True)
@@ -49,28 +50,9 @@ def _text(text: str) -> str:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or not 1 <= _number(text) < 1 << 31:
+    if not text.isdecimal() or not 1 <= float(text) < 1 << 31:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not a whole number from 1 to {(1 << 31) - 1}")
     return int(text)
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := _number(text)):
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is no finite number")
-    return number
-
-
-def _seconds(text: str) -> float:
-    if not 0 <= (seconds := _number(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is no number of seconds")
-    return seconds
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _run_name(text: str) -> str:
@@ -78,13 +60,6 @@ def _run_name(text: str) -> str:
     if not allowed or text.startswith("."):
         raise argparse.ArgumentTypeError(f"{text!r} is not a name: use letters, digits, '-', '_' and '.'")
     return text
-
-
-def _days(text: str) -> float:
-    days = _number(text)
-    if not 0 < days < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a positive number of days")
-    return days
 
 
 def _add_runs_folder(parser: argparse.ArgumentParser, help_text: str = "folder of the runs (default: runs)") -> None:
@@ -157,7 +132,7 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--wait",
-        type=_seconds,
+        type=number("number of seconds", 0),
         default=0.0,
         metavar="SECONDS",
         help="how long to wait for a service that is not up",
@@ -218,7 +193,7 @@ def _probe_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fail-above",
-        type=_finite,
+        type=_FINITE,
         default=0.5,
         metavar="X",
         help="exit code 3 if a response that deserves nothing earns more than this share of the right one's reward "
@@ -296,8 +271,8 @@ def _samples_arguments(parser: argparse.ArgumentParser) -> None:
         "--scorer", default="", metavar="NAME", help="--outcome and --failed are of this scorer, also of scored samples"
     )
     parser.add_argument("--step", type=_positive, metavar="N", help="only samples of this step")
-    parser.add_argument("--lowest-score", type=_finite, metavar="X", help="only samples with at least this score")
-    parser.add_argument("--highest-score", type=_finite, metavar="X", help="only samples with at most this score")
+    parser.add_argument("--lowest-score", type=_FINITE, metavar="X", help="only samples with at least this score")
+    parser.add_argument("--highest-score", type=_FINITE, metavar="X", help="only samples with at most this score")
     parser.add_argument("--data-source", default="", metavar="NAME", help="only samples of this data source")
     parser.add_argument("--group", default="", metavar="ID", help="only the samples of this group")
     parser.add_argument("--prompt", default="", metavar="ID", help="only samples of the prompt with this prompt_id")
@@ -329,7 +304,10 @@ def _runs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", type=_run_name, metavar="RUN", help="ids of finished runs, for delete")
     parser.add_argument("--redis", metavar="URL", required=True, help="its password in PLAUDIT_REDIS_PASSWORD")
     parser.add_argument(
-        "--silent-for", type=_days, metavar="DAYS", help="delete all runs of which no process reported for so long"
+        "--silent-for",
+        type=number("positive number of days", 1e-6),
+        metavar="DAYS",
+        help="delete all runs of which no process reported for so long",
     )
 
 
@@ -420,11 +398,22 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Return the exit code."""
-    _write_utf8(as_program=argv is None)
     try:
-        arguments = _parser().parse_args(_without_empty(sys.argv[1:] if argv is None else argv))
-    except SystemExit as ended:
-        return int(ended.code or 0)
+        _write_utf8(as_program=argv is None)
+        try:
+            arguments = _parser().parse_args(_without_empty(sys.argv[1:] if argv is None else argv))
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        return _run(arguments)
+    except KeyboardInterrupt:
+        if argv is None:  # at once: a thread may read the terminal, and another Ctrl-C would meet Python's own end
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            os._exit(EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
+
+
+def _run(arguments: argparse.Namespace) -> int:
     command = COMMANDS[arguments.command]
     try:
         code = int(pkgutil.resolve_name(command.function)(arguments))
@@ -439,8 +428,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         remedy = f"Install plaudit-workers[{_EXTRAS[missing.name]}] for {sys.executable}"
         print(f"plaudit {arguments.command}: the package {missing.name} is not installed. {remedy}", file=sys.stderr)
         return EXIT_REFUSED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:  # the reader of standard output has closed it, as ``head`` does
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise  # rich ends the program there

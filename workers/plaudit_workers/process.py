@@ -8,6 +8,7 @@ environment variables, runs ``async def serve(settings, stop)`` and exits with t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import secrets
@@ -15,12 +16,14 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
@@ -39,6 +42,7 @@ GPU_SHARE = "PLAUDIT_GPU_SHARE"
 _REQUEST_TIMEOUT_S = 5.0
 _REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 _LOOK_EVERY_S = 0.2
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -276,6 +280,31 @@ async def drained(works: Set[asyncio.Task[Any]], grace_s: float) -> tuple[int, i
         work.cancel()
     await asyncio.wait(works)
     return len(done), len(left)
+
+
+async def in_daemon_thread(work: Callable[[], T], *, lasts: bool = False) -> T:
+    """Return what ``work`` does in a thread of its own, for whose end neither the loop nor the program waits.
+
+    Args:
+        lasts: The thread stays until the program ends.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            report = partial(done.set_exception, error)
+        else:
+            report = partial(done.set_result, result)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
+            loop.call_soon_threadsafe(lambda: done.done() or report())
+        if lasts:
+            threading.Event().wait()
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
 
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from plaudit_wire.printable import printable
 from plaudit_wire.records import StepRecord
 
 _REFUSED = 2
-_LONGEST_INTERVAL_S = 86_400
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("step", "step", "{:.0f}"),
     ("reward", "reward/mean", "{:.3f}"),
@@ -62,17 +62,23 @@ def top_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=str, metavar="RUN", nargs="?", help="id of the run, or its folder (or use --url)")
     parser.add_argument("--url", help="address of the run's metrics service")
     parser.add_argument("--runs-folder", type=str, default="runs", metavar="FOLDER", help="of all runs (default: runs)")
-    parser.add_argument("--every", type=_interval, default=1.0, metavar="SECONDS", help="refresh interval (default: 1)")
+    every = number("number of seconds up to 86400", 1e-3, 86_400)
+    parser.add_argument("--every", type=every, default=1.0, metavar="SECONDS", help="refresh interval (default: 1)")
 
 
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _LONGEST_INTERVAL_S:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is no number of seconds up to {_LONGEST_INTERVAL_S}")
-    return seconds
+def number(what: str, least: float = -math.inf, most: float = math.inf) -> Callable[[str], float]:
+    """Return a reader of finite numbers from ``least`` to ``most``, for an argument; any other is no ``what``."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r:.80} is no {what}")
+        return value
+
+    return read
 
 
 def steps(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import errno
 import importlib.util
 import inspect
@@ -15,8 +16,10 @@ import operator
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
@@ -44,14 +47,77 @@ USER_MODULE = "plaudit_user_file_"
 """Beginning of the names of users' files as modules."""
 
 
-def import_user_file(path: str, what: str = "reward file", source: bytes = b"") -> ModuleType:
-    """Import a Python file, which may import files beside it; raise ``ConfigurationError`` if that fails.
+def user_files(path: str) -> dict[str, bytes]:
+    """Return, by path, the content of a Python file and of the modules beside it that it and they import.
 
-    Args:
-        source: the file's content where an earlier import decided it; empty: the file is read.
+    Imports within functions count, names that only the running program computes do not. What cannot be read is left to
+    the import, which says why.
     """
-    file = Path(path)
-    if not source and not file.is_file():
+    found: dict[str, bytes] = {}
+    waiting = [(Path(path), "")] if Path(path).is_file() else []
+    folder = Path(path).resolve().parent if waiting else Path()
+    while waiting:
+        file, package = waiting.pop()
+        if str(file) in found or not file.is_file():
+            continue
+        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            content = found[str(file)] = file.read_bytes()
+            for name in _imported(ast.parse(content), package):
+                parts = name.split(".")
+                for place in range(len(parts)):
+                    inside = folder.joinpath(*parts[: place + 1])
+                    waiting.append((inside / "__init__.py", ".".join(parts[: place + 1])))
+                    waiting.append((Path(f"{inside}.py"), ".".join(parts[:place])))
+    return found
+
+
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """Yield the names that a module of a package imports; some name no module but what one holds."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            with contextlib.suppress(ImportError):  # of a package that is not this one's
+                module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+_kept: dict[str, bytes] = {}
+
+
+def keep_content(files: Mapping[str, bytes]) -> None:
+    """Import files from now on with this content (``user_files``), whatever becomes of them meanwhile."""
+    _kept.update(files)
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), _KeptModules())
+
+
+class _KeptModules(MetaPathFinder):
+    """Find modules as Python does; load those that have changed from the content that was kept."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path)
+        kept = _kept.get(spec.origin or "") if spec is not None else None
+        if spec is None or spec.origin is None or kept is None or Path(spec.origin).read_bytes() == kept:
+            return None
+        spec.loader = _KeptLoader(spec.origin)
+        return spec
+
+
+class _KeptLoader(SourceLoader):
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def get_filename(self, fullname: str) -> str:
+        return self._path
+
+    def get_data(self, path: str) -> bytes:
+        return _kept[path]
+
+
+def import_user_file(path: str, what: str = "reward file") -> ModuleType:
+    """Import a Python file, which may import files beside it; raise ``ConfigurationError`` if that fails."""
+    file, source = Path(path), _kept.get(path)
+    if source is None and not file.is_file():
         raise ConfigurationError(
             f"{what} {path} does not exist. Paths in a job are relative to the job file; on Kubernetes the file "
             "comes from spec.files, the image or the volume"
@@ -66,7 +132,7 @@ def import_user_file(path: str, what: str = "reward file", source: bytes = b"") 
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
     try:
-        if source:
+        if source is not None:
             exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 (what an import does)
         else:
             specification.loader.exec_module(module)
@@ -169,7 +235,7 @@ class UserFunction:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._where = f"{target.function} in {target.path}"
-        self._found = _find(import_user_file(target.path, source=target.source), target)
+        self._found = _find(import_user_file(target.path), target)
         called = _method_of(self._found, self._where) if inspect.isclass(self._found) else self._found
         self.is_async = any(map(inspect.iscoroutinefunction, (called, getattr(called, "__call__", None))))  # noqa: B004
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):

@@ -175,8 +175,6 @@ class Target(msgspec.Struct, frozen=True):
     """In a process of its own, its limit counts CPU seconds, so that a busy machine ends no computation early."""
     served: ServedModel | None = None
     """The function gets its address and tokenizer, under verl's names."""
-    source: bytes = b""
-    """The file's content when the first child started: later children run the same. Empty: the file is read."""
 
 
 class Description(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from plaudit_reward.functions.function import UserFunction
+from plaudit_reward.functions.function import UserFunction, keep_content
 from plaudit_reward.functions.result import Description, within_trace
 from plaudit_reward.isolation.messages import (
     Blocked,
@@ -292,6 +292,7 @@ def main() -> int:
 
 
 def _run(load: LoadFunction, channel: Channel) -> None:
+    keep_content(load.files)
     function = UserFunction(load.target)
     if function.is_async:
         run_async(function, channel)

@@ -17,11 +17,9 @@ import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
+from plaudit_reward.functions.function import user_files
 from plaudit_reward.functions.result import Description, Target
 from plaudit_reward.isolation.messages import (
     Blocked,
@@ -379,14 +377,6 @@ class Owner(Protocol):
         """Handle that no child is ready and none can be started at present."""
 
 
-def _with_source(target: Target) -> Target:
-    """Return the target with its file's content; a child reports a file that cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        if (file := Path(target.path)).is_file():
-            return msgspec.structs.replace(target, source=file.read_bytes())
-    return target
-
-
 class ChildProcesses:
     """Keep the child processes of one pool running; parameters as those of ``FunctionScorer``."""
 
@@ -396,6 +386,8 @@ class ChildProcesses:
         self.description: Description | None = None
         self._name = name
         self._target = target
+        self._files: dict[str, bytes] = {}
+        """The content of the user's files when the first child started: all children run the same."""
         self._max_concurrent = max_concurrent
         self._owner = owner
         self._opened: asyncio.Future[Description] | None = None
@@ -420,7 +412,7 @@ class ChildProcesses:
 
     async def open(self) -> Description:
         """Start the first child, wait until it has loaded the function, then start the others."""
-        self._target = _with_source(self._target)
+        self._files = user_files(self._target.path)
         self._opened = asyncio.get_running_loop().create_future()
         self.spawn()
         try:
@@ -438,7 +430,9 @@ class ChildProcesses:
 
     def spawn(self) -> None:
         """Start one child."""
-        slot = Slot(self._name, LoadFunction(self._target, self.slots_each), self._on_messages, self._on_exit)
+        slot = Slot(
+            self._name, LoadFunction(self._target, self.slots_each, self._files), self._on_messages, self._on_exit
+        )
         slot.load_until_s = time.monotonic() + _LOAD_WITHIN_S
         self.slots.append(slot)
         self._run(self._start(slot))

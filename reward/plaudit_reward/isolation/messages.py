@@ -33,6 +33,8 @@ class LoadFunction(msgspec.Struct, frozen=True, tag="Load", array_like=True):
     target: Target
     slots: int
     """Limit on concurrent works of the child (threads, or tasks of its event loop)."""
+    files: dict[str, bytes] = {}
+    """The content of its file and of the modules beside it, see ``user_files``."""
 
 
 class FunctionLoaded(msgspec.Struct, frozen=True, tag="Loaded", array_like=True):

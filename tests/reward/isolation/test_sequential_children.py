@@ -255,6 +255,32 @@ async def test_children_that_start_after_the_file_was_edited_score_as_the_first(
     assert second.value not in (None, first.value, -1)
 
 
+@pytest.mark.parametrize("place", ["helpers.py", "inner/helpers.py", "inner/__init__.py"])
+async def test_children_that_start_after_a_module_was_edited_import_what_the_first_did(
+    open_scorer: Open, make_sample: MakeSample, tmp_path: Path, place: str
+) -> None:
+    module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / place).write_text("factor = 1\n")
+    (tmp_path / "unused.py").write_text("def broken(:\n")
+    source = f"""
+    import os
+    def compute_score(sample):
+        from {module} import factor
+        return factor * os.getpid()
+    def never():
+        import unused
+    """
+    scorer = await open_scorer(source, processes=1)
+    first = await scorer.score(make_sample(), Attempt(5.0))
+    (tmp_path / place).write_text("factor = -1\n")
+    os.kill(int(first.value or 0), signal.SIGKILL)
+    second = await scorer.score(make_sample(), Attempt(5.0))
+    assert second.outcome == "scored"
+    assert second.value != first.value
+    assert (second.value or -1) > 0
+
+
 async def test_processes_started_by_a_function_end_with_it(
     open_scorer: Open, make_sample: MakeSample, tmp_path: Path, runs: Callable[[int], bool]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.service.client import Result, RewardClient, ServiceError
 from plaudit_workers.service.lines import SampleInput
 from plaudit_workers.stream.transport import Transport
+from waiting import until
 
 GROUP = {"name": "share", "kind": "python", "scope": "group", "python": {"path": "reward.py", "function": "share"}}
 
@@ -217,6 +219,61 @@ async def test_each_way_not_to_reach_a_service_has_its_message(
             assert client.service.scorers == ["right"]
         await trains.commands.unlink(*[key async for key in trains.commands.scan_iter(trains.names.prefix + "*")])
         await trains.close()
+
+
+SLOW = {"name": "slow", "kind": "python", "python": {"path": "reward.py", "function": "slow"}, "isolation": "thread"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["ACL SETUSER caller resetpass >second", "CLIENT KILL USER caller"], "refuses the password: .*PASSWORD"),
+        (["ACL SETUSER caller -@all"], "refuses user caller a command: .*USERNAME"),
+    ],
+)
+async def test_rights_that_are_lost_end_the_wait_and_no_score_is(
+    redis_server: RedisServer, start_service: Any, tmp_path: Path, change: list[str], words: str
+) -> None:
+    async with start_service(SLOW) as service:
+        admin = RedisAddress(redis_server.url, redis_server.password).client(timeout_s=5.0, retries=0)
+        await admin.execute_command(*["ACL", "SETUSER", "caller", "on", ">first", "~*", "&*", "+@all"])
+        own = {"run": service.run, "username": "caller", "session": "mine"}
+
+        async def lose_the_rights() -> None:
+            async with RewardClient(redis_server.url, password="first", **own) as client:
+                await client.submit([{"response": "held", "ground_truth": "1"}, {"response": "", "ground_truth": "2"}])
+                for command in change:
+                    await admin.execute_command(*command.split())
+                await collect(client)
+
+        with pytest.raises(ServiceError, match=words):
+            await lose_the_rights()
+        (tmp_path / "let-go").touch()
+        await admin.execute_command(*["ACL", "SETUSER", "caller", "resetpass", ">second", "+@all"])
+        async with RewardClient(redis_server.url, password="second", **own) as client:
+            assert sorted(result.score or 0.0 for result in (await collect(client)).values()) == [1.0, 2.0]
+        await admin.execute_command("ACL", "DELUSER", "caller")
+        await admin.aclose()
+
+
+@pytest.mark.long
+async def test_a_client_says_that_it_waits_for_memory(
+    start_service: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reasons() -> list[str]:
+        return [getattr(each, "fields", {}).get("reason", "") for each in caplog.records]
+
+    with RedisServer(tmp_path / "redis") as server:
+        async with start_service(server=server) as service, service.client() as client:
+            admin = RedisAddress(server.url, server.password).client(timeout_s=5.0, retries=0)
+            await admin.config_set("maxmemory", 1)
+            submitting = asyncio.create_task(client.submit(samples(2)))
+            await until(lambda: any(f"the memory of Redis at {server.url} is full" in each for each in reasons()))
+            assert not submitting.done()
+            await admin.config_set("maxmemory", 0)
+            await submitting
+            assert len(await collect(client)) == 2
+            await admin.aclose()
 
 
 @pytest.mark.parametrize(

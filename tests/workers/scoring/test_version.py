@@ -30,6 +30,21 @@ def test_a_changed_file_or_scorer_gives_another_version_and_the_number_of_worker
     assert version(tmp_path) != first
 
 
+def test_a_changed_module_that_the_file_imports_gives_another_version_and_an_unused_one_does_not(tmp_path: Path):
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(sample):\n    from parts import rules\n    return rules.of()\n"
+    )
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "rules.py").write_text("from . import numbers\n")
+    for name in ("parts/numbers.py", "unused.py"):
+        (tmp_path / name).write_text("one = 1\n")
+    first = version(tmp_path)
+    (tmp_path / "unused.py").write_text("one = 2\n")
+    assert version(tmp_path) == first
+    (tmp_path / "parts" / "numbers.py").write_text("one = 2\n")
+    assert version(tmp_path) != first
+
+
 def test_the_same_files_in_another_folder_have_the_same_version(tmp_path: Path):
     versions = set()
     for name in ("a", "b"):

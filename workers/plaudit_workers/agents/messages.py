@@ -126,6 +126,8 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
     sources: list[Source]
     limits: ProcessLimits = ProcessLimits()
+    files: dict[str, bytes] = {}
+    """The content of the sources' Python files when the first template started."""
 
 
 class Tool(msgspec.Struct, frozen=True):

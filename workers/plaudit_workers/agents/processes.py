@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ToolSpec
+from plaudit_reward.functions.function import user_files
 from plaudit_reward.isolation.start import Output, start_child
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.frames import Frames, frame, signal_name
@@ -177,6 +178,7 @@ class AgentProcesses:
 
     def __init__(self, sources: Sequence[Source], limits: ProcessLimits | None = None) -> None:
         self._sources = list(sources)
+        self._files: dict[str, bytes] = {}
         self._limits = limits or ProcessLimits()
         self._numbers = itertools.count()
         self._running: dict[int, SampleProcess] = {}
@@ -252,7 +254,10 @@ class AgentProcesses:
         self._transport, _ = await loop.create_connection(
             lambda: _Connection(self._on_message, lambda: self._on_lost(process)), sock=ours
         )
-        self._send(Load(self._sources, self._limits))
+        if not self._files:
+            paths = {path for source in self._sources if (path := getattr(source, "path", "")).endswith(".py")}
+            self._files = {file: content for path in paths for file, content in user_files(path).items()}
+        self._send(Load(self._sources, self._limits, self._files))
 
     def _on_message(self, message: FromTemplate) -> None:
         loaded = self._loaded

@@ -31,6 +31,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from plaudit_reward.functions.function import keep_content
 from plaudit_sandbox.confinement import keep_apart
 from plaudit_sandbox.lifetime import kill_with_group
 from plaudit_sandbox.privileges import end_with, limit_for_good, no_new_privileges, prctl
@@ -96,6 +97,7 @@ class _Template:
         sources = self._receive()
         assert isinstance(sources[0], Load)
         try:
+            keep_content(sources[0].files)
             loaded = load(sources[0].sources)
         except ConfigurationError as error:
             self._send(Refused(cut_text(str(error))))

@@ -32,7 +32,7 @@ from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.data_files import whole_line
 from plaudit_workers.files import lock_output, refuse_inputs
 from plaudit_workers.job_start import has_group_scorers
-from plaudit_workers.process import EXIT_DONE
+from plaudit_workers.process import EXIT_DONE, in_daemon_thread
 from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import (
     EXPECTED,
@@ -172,7 +172,7 @@ async def _entries(path: Path) -> AsyncIterator[Numbered]:
             yield entry
         return
     number = 0
-    while line := await asyncio.to_thread(whole_line, sys.stdin.buffer, "standard input"):
+    while line := await in_daemon_thread(lambda: whole_line(sys.stdin.buffer, "standard input")):
         number += 1
         for entry in line_entries(line, number):
             yield entry

@@ -56,7 +56,10 @@ def submit(arguments: argparse.Namespace) -> int:
     service = None if arguments.url else _service(arguments)
     with _Output(arguments.output, samples, arguments.samples) as output:
         if output.written < len(samples):
-            asyncio.run(_score_on(service, arguments, output) if service else _score_over_http(arguments, output))
+            try:
+                asyncio.run(_score_on(service, arguments, output) if service else _score_over_http(arguments, output))
+            except ServiceError as error:
+                raise ServiceError(f"{error}{output.kept()}") from error
             print_text(output.progress.summary(), to_stderr=True)
         else:
             print_text(f"{arguments.output} already has the scores of all {len(samples):,} samples", to_stderr=True)
@@ -185,6 +188,12 @@ class _Output:
     def __exit__(self, *_: object) -> None:
         if self._path is not None:
             self._file.close()
+
+    def kept(self) -> str:
+        """Return what an error adds: how many scores the file has; empty where there is nothing to continue."""
+        if self._path is None or not self.written:
+            return ""
+        return f". {self._path} has {self.written:,} of {len(self._samples):,} scores; the same command continues there"
 
     def missing(self) -> list[SampleInput]:
         """Return the samples without a line, under the ids of this command: number and digest."""

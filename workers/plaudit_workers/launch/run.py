@@ -16,9 +16,8 @@ import re
 import secrets
 import socket
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -43,7 +42,7 @@ from plaudit_workers.launch.redis import free_port, write_private
 from plaudit_workers.launch.served_models import own_address
 from plaudit_workers.launch.supervisor import LocalProcesses, Processes, Supervisor, has_gpus
 from plaudit_workers.launch.transport import SERVICE_FILE, RedisAccess, run_redis, write_redis_address
-from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, ProcessEnding, unless_stopped
+from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, ProcessEnding, in_daemon_thread, unless_stopped
 from plaudit_workers.rollout.vllm_arguments import is_cpu_build
 from plaudit_workers.service.client import ServiceError, connect
 from plaudit_workers.timeline import FILE, FIRST_STEP, STARTED, read_timeline, stamp, started_s, timings
@@ -64,6 +63,7 @@ _PROCESS = "plaudit run"
 _LOOK_AGAIN_S = 0.2
 _RESPONSE_WITHIN_S = 5.0
 _RESUMABLE = "the same command with --resume continues from the last checkpoint"
+_NOT_STARTED = "stopped before anything was started"
 _CPU_BUILD_NOTE = (
     "note: Ray has GPUs, but the installed vLLM is its CPU build, so rollouts generate on CPUs. "
     "`make install GPU=1` installs the GPU build"
@@ -96,11 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
         ending = ProcessEnding(EXIT_REFUSED, str(error))
     except _RayNotUpError:
         # A thread still starts Ray and cannot be cancelled. Ray's processes end with this one.
-        print("plaudit run: stopped before anything was started", file=sys.stderr)
+        print(f"plaudit run: {_NOT_STARTED}", file=sys.stderr)
         sys.stdout.flush()
         os._exit(EXIT_INTERRUPTED)
     except (asyncio.CancelledError, KeyboardInterrupt):
-        ending = ProcessEnding(EXIT_INTERRUPTED, f"stopped at once; {_RESUMABLE}")
+        ending = ProcessEnding(EXIT_INTERRUPTED, f"stopped at once; {_RESUMABLE}" if folder else _NOT_STARTED)
     if folder is not None:
         _record(folder, ending)
     if ending.message:
@@ -200,7 +200,8 @@ class _Launch:
 
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
         with reported_wait(self._console, f"the Ray cluster at {self._address}" if self._address else "Ray to start"):
-            connecting = _in_daemon_thread(lambda: on_ray.connect_to_ray(self._address, num_cpus=cpus))
+            # A thread that lasts: Linux ends Ray's processes with the thread that started them.
+            connecting = in_daemon_thread(lambda: on_ray.connect_to_ray(self._address, num_cpus=cpus), lasts=True)
             if not await unless_stopped(interrupt.stop, connecting):
                 raise _RayNotUpError
             interrupt.listen()
@@ -268,29 +269,6 @@ class _Launch:
 
     def _stamp(self, stage: str) -> None:
         stamp(stage, _PROCESS, file=self._timeline)
-
-
-async def _in_daemon_thread(work: Callable[[], None]) -> None:
-    """Run ``work`` in a thread that lasts as long as the program, whose end does not wait for it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def finish(error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(None) if error is None else done.set_exception(error)
-
-    def target() -> None:
-        error: BaseException | None = None
-        try:
-            work()
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
-            loop.call_soon_threadsafe(finish, error)
-        threading.Event().wait()  # Linux ends Ray's processes with the thread that started them
-
-    threading.Thread(target=target, daemon=True, name="starts Ray").start()
-    await done
 
 
 class StepLines:

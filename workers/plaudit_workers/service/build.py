@@ -28,6 +28,7 @@ from plaudit_reward.endpoint.cache import CachedScorer, ScoreCache, sample_key, 
 from plaudit_reward.endpoint.remote import SERVICE, RemoteClient, RemoteScorer
 from plaudit_reward.endpoint.served import TOKEN_VARIABLE, CallGate, LocalRouter, ModelScorer, ServerPool
 from plaudit_reward.endpoint.shapes import CALLER_HEADER, SHAPES
+from plaudit_reward.functions.function import user_files
 from plaudit_reward.functions.result import ServedModel, Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess, Router
 from plaudit_reward.machines import RunMachines
@@ -161,9 +162,9 @@ _NOT_OF_ITS_VALUE = ("drift", "weight", "when", "limits", "cache", "retries", "t
 def scoring_version(job: RLJob) -> str:
     """Return a short digest of everything that decides a score of a resolved job; every result carries it.
 
-    It is the same for equal scorers, and for equal contents of the files they name. The contents of models' folders, of
-    modules that a file imports, and of images are not part of it; an operator therefore gives its workers a version of
-    its own (``PLAUDIT_SCORING_VERSION``).
+    It is the same for equal scorers, and for equal contents of the files they name and of the modules beside them that
+    these import. The contents of models' folders and of images are not part of it; an operator therefore gives its
+    workers a version of its own (``PLAUDIT_SCORING_VERSION``).
     """
     reward = job_data(job)["spec"]["reward"]
     scorers = [
@@ -194,9 +195,11 @@ def _with_contents(part: Any) -> Any:
 
 def _content(path: Any) -> Any:
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        content = Path(path).read_bytes()
     except (OSError, TypeError):
         return path
+    modules = [each for file, each in sorted(user_files(path).items()) if file != path] if path.endswith(".py") else []
+    return hashlib.sha256(b"\0".join([content, *modules])).hexdigest()
 
 
 logger = get_logger(__name__)

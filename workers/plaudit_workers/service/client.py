@@ -9,12 +9,14 @@ detects both. ``connect`` finds a service in Redis, with a separate message for 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import math
 import re
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -51,6 +53,7 @@ _GROUPS_A_PIPELINE = 64
 _ROOM_PAUSE_S = 0.2
 _LEFT_WITHIN_S = 10.0
 _LOOK_AGAIN_S = 0.5
+_WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
 _DONE_REMEMBERED = 100_000
 _NOT_OURS = "Redis has lost it, and this client did not submit it: submit it again"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -113,15 +116,18 @@ class RewardClient:
         self._by_iteration = True
         self._ended = False
         self._submitting = 0
+        self._room = _Wait()
         self._changed = asyncio.Event()
         self._background: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._transport, self.service = await connect(self._address, wait_s=self._wait_s, **self._where)
+        self._transport.outages.password_is_final = True
         self._session = StreamSession(self._transport, self.session, self.service, self._keep_s)
         try:
-            await self._session.open()
-            self._inbox.waiting = dict.fromkeys(await self._session.groups())
+            with self._refusals():
+                await self._session.open()
+                self._inbox.waiting = dict.fromkeys(await self._session.groups())
         except BaseException:
             await self._transport.close()
             raise
@@ -218,7 +224,8 @@ class RewardClient:
 
     async def end(self) -> None:
         """End the session, named or not: delete its data and stop scoring its samples."""
-        await self._session.end()
+        with self._refusals():
+            await self._session.end()
         self._ended = True
 
     async def _submit(self, groups: Mapping[str, Sequence[SampleInput]]) -> None:
@@ -235,10 +242,8 @@ class RewardClient:
 
     async def _offer(self, left: dict[str, SubmittedGroup]) -> bool:
         """Submit the remaining groups and remove those that are accepted. Return False when there is no room now."""
-        try:
+        with self._refusals():
             answers = await self._session.offer(list(left.values()))
-        except SessionTakenError as error:
-            raise self._taken_over(error) from error
         for (group, encoded), answer in zip(list(left.items()), answers, strict=True):
             if answer is Submission.conflict:
                 raise ServiceError(
@@ -249,12 +254,19 @@ class RewardClient:
                 del left[group]
             if answer in (Submission.submitted, Submission.scored):
                 self._inbox.submitted(group, encoded)
-        self._refuse_to_wait_for_memory(answers)
+        if Submission.memory in answers:
+            self._wait_for_memory()
+        else:
+            self._room.ends()
         return Submission.full not in answers and Submission.memory not in answers
 
-    def _refuse_to_wait_for_memory(self, answers: Sequence[Submission]) -> None:
-        """Raise if only this client can free Redis's memory: waiting would never end."""
-        if Submission.memory in answers and not self._inbox.waiting and self._inbox.num_arrived:
+    def _wait_for_memory(self) -> None:
+        """Warn about the wait; raise if only this client can free Redis's memory: waiting would never end."""
+        self._room.goes_on(
+            f"the memory of Redis at {self._address.url} is full. Others free it when they fetch their results; or "
+            "give it more (maxmemory)"
+        )
+        if not self._inbox.waiting and self._inbox.num_arrived:
             raise ServiceError(
                 f"Redis's memory is full, and {self._inbox.num_arrived} results of this session wait: iterate "
                 "results() while you submit, or give the service more memory"
@@ -298,24 +310,46 @@ class RewardClient:
         done = self._inbox.to_acknowledge()
         if not done:
             return
-        try:
+        with self._refusals():
             await self._session.keep(done)
-        except SessionTakenError as error:
-            raise self._taken_over(error) from error
         self._inbox.acknowledged(done)
 
     async def _change(self, timeout_s: float) -> None:
         """Wait for results, at most this long; raise the error that ended the receiving task."""
         if self._background is not None and self._background.done():
-            error = self._background.exception()
-            if isinstance(error, SessionTakenError):
-                raise self._taken_over(error) from error
-            if error is not None:
-                raise error
+            with self._refusals():
+                self._background.result()
         await set_within(self._changed, timeout_s)
 
-    def _taken_over(self, error: SessionTakenError) -> ServiceError:
-        return ServiceError(f"{error}: give each client a session of its own")
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raise what ends the use of the session as ``ServiceError``."""
+        try:
+            yield
+        except SessionTakenError as error:
+            raise ServiceError(f"{error}: give each client a session of its own") from error
+        except (AuthenticationError, ResponseError) as error:
+            raise _refused(self._address, error) from error
+
+
+class _Wait:
+    """Warn while something is waited for: after five seconds, and once a minute."""
+
+    def __init__(self) -> None:
+        self._warn_at = math.inf
+
+    def goes_on(self, reason: str) -> None:
+        """Note that the wait goes on."""
+        now = time.monotonic()
+        if self._warn_at == math.inf:
+            self._warn_at = now + _WARN_AFTER_S
+        elif now >= self._warn_at:
+            self._warn_at = now + _WARN_EVERY_S
+            logger.warning("still waiting", reason=reason)
+
+    def ends(self) -> None:
+        """Note its end."""
+        self._warn_at = math.inf
 
 
 def _checked(sample: SampleLike) -> SampleInput:
@@ -431,13 +465,14 @@ async def connect(address: RedisAddress, *, run: str, job: str, wait_s: float) -
 
     Raise ``ServiceError`` if it cannot be used; wait for up to ``wait_s`` if it does not exist yet.
     """
-    deadline = time.monotonic() + wait_s
+    deadline, wait = time.monotonic() + wait_s, _Wait()
     while True:
         try:
             return await _connect(address, run, job)
-        except _NotFoundError:
+        except _NotFoundError as error:
             if time.monotonic() >= deadline:
                 raise
+            wait.goes_on(str(error))
             await asyncio.sleep(_LOOK_AGAIN_S)
 
 
@@ -454,9 +489,7 @@ async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport
             raise await _no_service(client, address, run)
         return Transport(address, run, None, Scripts()), decode(stored, Service)
     except (AuthenticationError, ResponseError) as error:
-        raise ServiceError(
-            f"Redis at {address.url} refuses the password: {error}. Give password=, or set PLAUDIT_REDIS_PASSWORD"
-        ) from error
+        raise _refused(address, error) from error
     except OUTAGE as error:
         if problem := await address.tls_problem(error):
             raise ServiceError(problem) from error
@@ -467,6 +500,13 @@ async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport
         raise ServiceError(f"run {run} at {address.url}: {error}") from error
     finally:
         await client.aclose(close_connection_pool=True)
+
+
+def _refused(address: RedisAddress, error: Exception) -> ServiceError:
+    user = address.username or "default"
+    what = "the password" if isinstance(error, AuthenticationError) else f"user {user} a command"
+    remedy = "Give password= (and username=), or set PLAUDIT_REDIS_PASSWORD (and PLAUDIT_REDIS_USERNAME)"
+    return ServiceError(f"Redis at {address.url} refuses {what}: {error}. {remedy}")
 
 
 async def _no_service(client: Any, address: RedisAddress, run: str) -> ServiceError:

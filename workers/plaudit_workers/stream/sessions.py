@@ -171,11 +171,12 @@ class StreamSession:
 
     @asynccontextmanager
     async def tolerate_outage(self) -> AsyncIterator[None]:
-        """Report the outage of Redis that ends the block, and pause."""
+        """Report the outage of Redis that ends the block, and pause; raise one that no retry mends."""
         try:
             yield
         except OUTAGE as error:
-            self._transport.outages.report(error)
+            if not self._transport.outages.report(error):
+                raise
             await asyncio.sleep(_OUTAGE_PAUSE_S)
 
     async def submit_many(self, groups: Sequence[SubmittedGroup]) -> list[Submission]:

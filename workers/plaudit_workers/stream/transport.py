@@ -294,7 +294,6 @@ class ScriptRunner:
             try:
                 await self._send(batch)
             except OUTAGE as error:
-                self._outages.report(error)
                 await self._after_outage(batch, error)
             except asyncio.CancelledError:
                 self._waiting.extendleft(reversed(batch))
@@ -321,7 +320,7 @@ class ScriptRunner:
 
     async def _after_outage(self, batch: Sequence[_Request], error: Exception) -> None:
         """Return the batch to the head of the queue and pause; or raise the outage to the callers."""
-        if not self._waits:
+        if not self._outages.report(error) or not self._waits:
             for request in batch:
                 request.fail(error)
             return
