@@ -30,8 +30,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from plaudit_job.fields import field_name, problem_of
-from plaudit_wire.plain import plain
-from plaudit_wire.printable import shown
+from plaudit_wire.plain import plain, plain_text
+from plaudit_wire.printable import printable, shown
 
 TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"
@@ -53,6 +53,12 @@ def _without_nul(text: str) -> str:
     if "\0" in text:
         raise ValueError("holds a NUL, which no program can be given: remove it")
     return text
+
+
+def _of_image(name: str) -> str:
+    if name.startswith("-") or any(character.isspace() for character in name):
+        raise ValueError("is no name of an image: write what docker pull takes")
+    return name
 
 
 _AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/"), AfterValidator(_without_nul)]
@@ -82,7 +88,7 @@ class Healthcheck(_Strict):
 class EnvironmentSection(_Strict):
     """``[environment]``: the machine."""
 
-    docker_image: str = ""
+    docker_image: Annotated[str, AfterValidator(_of_image)] = ""
     cpus: float = Field(default=1, gt=0)
     memory_mb: int = Field(default=2048, gt=0)
     storage_mb: int = Field(default=10240, gt=0)
@@ -294,6 +300,10 @@ def read_tasks(folder: Path) -> Iterator[Task]:
         yield read_task(folder)
         return
     found = sorted(path.parent for path in folder.glob(f"*/{TASK_FILE}"))
+    deeper = {path.parent.parent for path in folder.glob(f"*/*/{TASK_FILE}")}.difference(found)
+    if deeper:
+        where = min(deeper).name
+        raise TaskError(f"{folder} holds tasks one level deeper, in {where}: move them up, or give that folder")
     if not found:
         raise TaskError(f"{folder} holds no Harbor task: none of its folders has a {TASK_FILE}")
     yield from map(read_task, found)
@@ -302,7 +312,9 @@ def read_tasks(folder: Path) -> Iterator[Task]:
 def read_task(folder: Path) -> Task:
     """Read one task; raise ``TaskError``."""
     name = folder.name
-    for needed in (INSTRUCTION_FILE, TESTS_FILE):
+    if plain_text(str(folder)) != str(folder):
+        raise TaskError(f"task {printable(name)}: its path is no UTF-8. Rename it")
+    for needed in (INSTRUCTION_FILE, TASK_FILE, TESTS_FILE):
         if not (folder / needed).is_file():
             raise TaskError(f"task {name}: there is no {needed}. A task needs one")
     for part in (INSTRUCTION_FILE, TASK_FILE, "tests", TESTS_FILE, "environment", "solution"):
@@ -379,10 +391,10 @@ def _refuse_unsupported(name: str, folder: Path) -> None:
 
 
 def _digest(folder: Path) -> str:
-    """Return the digest of all files, in the order of their paths."""
+    """Return the digest of all files and links, in the order of their paths."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
-        digest.update(content)
+    for path in sorted(path for path in folder.rglob("*") if path.is_symlink() or path.is_file()):
+        is_link = path.is_symlink()
+        content = os.fsencode(os.readlink(path)) if is_link else path.read_bytes()
+        digest.update(os.fsencode(path.relative_to(folder)) + b"\0%d\0" % len(content) + b"->" * is_link + content)
     return digest.hexdigest()

@@ -8,7 +8,6 @@ verdict without a second run of its tests, and a worker that died between the tw
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import secrets
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from plaudit_job.tasks import Task, TaskError, expand
+from plaudit_reward.functions.result import extra_of
 from plaudit_reward.machines import VERDICTS, KeptMachines, RunMachines
 from plaudit_reward.providers import TaskMachine
 from plaudit_reward.scorer import Attempt, Score
@@ -104,7 +104,7 @@ def is_kept(keep: Keep, machine: Path) -> bool:
 
 def _score(verdict: Verdict) -> Score:
     """Return a verdict as a score; what the policy brought about counts 0 already."""
-    extra: dict[str, float | str] = {name: value for name, value in verdict.rewards.items() if math.isfinite(value)}
+    extra = extra_of(verdict.rewards)
     extra["verify_s"] = round(verdict.executed.seconds, 3)
     if output := verdict.executed.output.strip():
         extra["output"] = plain_text(output[-_MOST_OUTPUT_CHARACTERS:])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
@@ -20,6 +21,9 @@ PAGE_BYTES: Final = 4096
 """The least size at which each file and folder of a machine is counted."""
 MOST_ENTRIES: Final = 500_000
 _OF_THE_KERNEL: Final = ("dev", "proc", "sys")
+_OF_TESTS: Final = ("proc", "tests")
+_MOST_LINKS: Final = 40
+"""Linux follows no more on the way to a file."""
 _MOST_WAITING: Final = 1000
 _LONGEST_PATH: Final = 4000
 """Linux opens paths of up to 4,095 bytes; a folder of ours comes before it."""
@@ -148,6 +152,59 @@ def may_wait_at(path: str, target: str) -> bool:
     return returns or not place or (place[0] in _OF_THE_KERNEL and str(goal) != "/dev/null")
 
 
+def entries_below(folder: Path) -> dict[str, str | bool]:
+    """Return what a folder of this host holds, by path: a link's target, True for a folder, False for all else.
+
+    No link is followed. What cannot be read is left out.
+    """
+    found: dict[str, str | bool] = {}
+    left = [""]
+    while left:
+        above = left.pop()
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(folder / above):
+                path = f"{above}/{entry.name}" if above else entry.name
+                if entry.is_symlink():
+                    found[path] = os.readlink(entry.path)
+                elif entry.is_dir(follow_symlinks=False):
+                    found[path] = True
+                    left.append(path)
+                else:
+                    found[path] = False
+    return found
+
+
+def deceiving_links(entries: Mapping[str, str | bool]) -> list[str]:
+    """Return the links of a machine that lead to its tests or to a process's files, straight or by other links.
+
+    Both exist while tests run alone. A test that looks for a text in the agent's file would find it: in the script of
+    the tests themselves, or in its own command line.
+
+    Args:
+        entries: What the agent left, as ``entries_below`` returns it.
+    """
+    return [path for path, kind in entries.items() if isinstance(kind, str) and _leads_to_tests(path, entries)]
+
+
+def _leads_to_tests(path: str, entries: Mapping[str, str | bool]) -> bool:
+    """Follow a path as the kernel does. Steps up from folders that are not the agent's may lead from anywhere."""
+    left, place, num_links, has_strayed = path.split("/")[::-1], list[str](), 0, False
+    while left and num_links <= _MOST_LINKS:
+        name = left.pop()
+        if name == "..":
+            has_strayed |= bool(place) and entries.get("/".join(place)) is not True
+            del place[-1:]
+        elif name not in ("", "."):
+            place.append(name)
+            if place[0] in _OF_TESTS or place[:2] == ["dev", "fd"] or (has_strayed and name in _OF_TESTS):
+                return True
+            if isinstance(target := entries.get("/".join(place)), str):
+                num_links += 1
+                place = [] if target.startswith("/") else place[:-1]
+                left += target.split("/")[::-1]
+    return False
+
+
 def waited_at(source: IO[bytes]) -> Iterator[str]:
     """Yield the path of each named pipe, device and link of an archive at which a reader may wait for ever.
 
@@ -175,6 +232,12 @@ def _stays(link: tarfile.TarInfo, folders: Iterable[PurePosixPath]) -> bool:
     return is_relative and any(path.is_relative_to(each) and above.is_relative_to(each) for each in folders)
 
 
+def _is_honest(link: tarfile.TarInfo) -> bool:
+    """Tell whether ``deceiving_links`` has no objection to a link, which is judged alone."""
+    above = {str(folder): True for folder in PurePosixPath(link.name).parents}
+    return not deceiving_links({link.name: link.linkname, **above})
+
+
 def _is_copied(member: tarfile.TarInfo, folders: Iterable[PurePosixPath], are_artifacts: bool) -> bool:
     """Tell whether an entry is copied, and make it one of an ordinary user's."""
     path, target = PurePosixPath(member.name), PurePosixPath(member.linkname)
@@ -184,7 +247,7 @@ def _is_copied(member: tarfile.TarInfo, folders: Iterable[PurePosixPath], are_ar
         return False
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         return False
-    if are_artifacts and member.issym() and not _stays(member, folders):
+    if member.issym() and not (_stays(member, folders) if are_artifacts else _is_honest(member)):
         return False
     member.mode &= 0o1777
     if are_artifacts:
@@ -228,22 +291,27 @@ class _Room(io.RawIOBase):
 class RewardArchive:
     """``/logs/verifier`` as an archive that a provider read after the tests."""
 
-    def __init__(self, stream: IO[bytes], names: Iterable[str]) -> None:
-        """Read the files of these names."""
+    def __init__(self, stream: IO[bytes], names: Iterable[str], most_bytes: int = _LARGEST_LOGS_BYTES) -> None:
+        """Read the files of these names; ``most_bytes`` are read in search of them."""
         self._problem = ""
         self._members: dict[str, str | None] = {}
         self._is_folder = False
         wanted = set(names)
         try:
-            with tarfile.open(fileobj=_Bounded(stream), mode="r|") as archive:
+            with tarfile.open(fileobj=_Bounded(stream, most_bytes), mode="r|") as archive:
                 for number, member in enumerate(archive):
                     path = PurePosixPath(os.path.normpath(member.name))
                     self._is_folder |= not number and member.isdir()
                     if self._is_folder and len(path.parts) == 2 and path.name in wanted:
                         self._members[path.name] = _text(archive, member)
         except (tarfile.TarError, EOFError) as error:
-            most = f"it may hold {_LARGEST_LOGS_BYTES >> 20} MiB"
+            most = f"it may hold {most_bytes >> 20} MiB"
             self._problem = f"/logs/verifier cannot be read: {error} ({most})"
+
+    @property
+    def names(self) -> Collection[str]:
+        """Return which of the files are there."""
+        return self._members
 
     def text(self, name: str) -> str | None:
         """Return the text of a file; None if there is none.
@@ -271,9 +339,9 @@ def _text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str | None:
 class _Bounded(io.RawIOBase):
     """The first bytes of a stream."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], most_bytes: int) -> None:
         self._stream = stream
-        self._left = _LARGEST_LOGS_BYTES
+        self._left = most_bytes
 
     def read(self, size: int = -1) -> bytes:
         data = self._stream.read(min(size, self._left) if size >= 0 else self._left)

@@ -14,27 +14,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 import os
 import secrets
-import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, Literal, cast
 
-from plaudit_sandbox.archives import FilesTooLargeError, RewardArchive, copy_files, waited_at, write_archive
+from plaudit_sandbox.archives import (
+    LARGEST_REWARD_BYTES,
+    FilesTooLargeError,
+    RewardArchive,
+    copy_files,
+    deceiving_links,
+    entries_below,
+    waited_at,
+    write_archive,
+)
 from plaudit_sandbox.container_engine import (
     ContainerEngine,
     client_folder,
     inspected,
     label_options,
     listening_in,
+    lost_accounts,
+    lost_accounts_in,
+    upper_folder,
     write_variables,
 )
 from plaudit_sandbox.machine import (
@@ -50,7 +61,7 @@ from plaudit_sandbox.machine import (
     space_of,
 )
 from plaudit_sandbox.machine_start import start_error
-from plaudit_sandbox.verification import READ_BESIDE_BIN
+from plaudit_sandbox.verification import LOADED_BY_VARIABLES, changed_programs, compiled_folders
 from plaudit_wire.errors import InfrastructureError
 
 CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
@@ -71,28 +82,21 @@ _MISSING = ("no such file", "could not find", "could not be found", "not a direc
 _WAIT = ("sh", "-c", 'sleep "$1" & wait', "sh")
 """The first process: it reaps others, and ends the container when its time is over."""
 _IN_FOLDER = ("sh", "-c", 'cd "$1" 2>/dev/null || cd /; shift; exec "$@"', "sh")
+_WITHOUT = (
+    "sh",
+    "-c",
+    'cd "$1" 2>/dev/null || cd /; n=$2; shift 2; c=; i=0; '
+    'while [ "$i" != "$n" ]; do i=$((i + 1)); c="$c \\"\\${$i}\\""; done; '
+    '(shift "$n"; rm -rf -- "$@"); eval "exec $c"',
+    "sh",
+)
+"""As ``_IN_FOLDER``; the command is so many words, and what follows them is removed before."""
+_MOST_REMOVED_CHARACTERS = 100_000
+_COMMIT_S = 3600.0
+"""However much the agent may write: it must not get an error in place of its tests."""
+_LINKS_OF_PATH = 'IFS=:; for d in $PATH; do for f in "$d"/*; do [ ! -L "$f" ] || readlink -f "$f"; done; done'
 PYCACHE_ELSEWHERE: Final = {"PYTHONPYCACHEPREFIX": "/run/pycache"}
 """Makes the Python of tests ignore what the agent compiled."""
-_TOP_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_LONGEST_ACCOUNTS = 1 << 20
-_ACCOUNTS: Final = ("etc/passwd", "etc/group")
-"""What an engine reads of a container itself, as it starts a program there. Agents may add accounts."""
-_READ_BY_PROGRAMS = (
-    "/etc/alternatives",
-    "/etc/bash.bashrc",
-    "/etc/environment",
-    "/etc/gitconfig",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/ld.so.preload",
-    "/etc/nsswitch.conf",
-    "/etc/pip.conf",
-    "/etc/profile",
-    "/etc/profile.d",
-)
-"""Below them every change counts: which of bash, a module beside Python's own or a preloaded library a test would use
-cannot be known."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class ContainerMachine:
         engine.ensure_image(settings.image)
         mounts = ("--tmpfs", "/tests:ro,size=4k", "--tmpfs", f"/logs:rw,mode=1777,size={_TMPFS_MIB}m")
         engine.call(
-            *("create", "--name", self.name, *_options(settings, self.limits)),
+            *("create", "--name", self.name, *_options(engine, settings, self.limits)),
             *mounts * (not settings.has_separate_tests),
             *("--entrypoint", json.dumps(_WAIT[:1]) if engine.program == "podman" else _WAIT[0]),
             *(settings.image, *_WAIT[1:], str(int(settings.lifetime_s))),
@@ -281,7 +285,7 @@ class ContainerMachine:
     def _start(self) -> Callable[[int], int]:
         """Start the container if it does not run; return what counts the space of its files."""
         is_running, drivers = inspected(self._engine, self.name, [".State.Running", "json .GraphDriver"])
-        if lost := _lost_accounts(drivers, self._engine.image_accounts(self.settings.image)):
+        if lost := lost_accounts(drivers, self._engine.image_accounts(self.settings.image)):
             raise UnusableMachineError(*lost)
         if is_running != "true":
             self._start_again()
@@ -325,17 +329,41 @@ class ContainerCopy:
         self._settings = settings
         self._limits = limits
         self._tests = tests
+        self._holders: frozenset[str] = frozenset()
+        self._removed: Sequence[str] = ()
         self._rewards: RewardArchive | None = None
 
     def prepare(self) -> None:
-        """Find the programs that the agent changed, as the engine compares files and image."""
-        self.changed_programs = _lost_accounts_in(self._engine, self._agent, self._settings.image)
+        """Find the programs that the agent changed, and what of its files the tests must not meet."""
+        engine, settings = self._engine, self._settings
+        (drivers,) = inspected(engine, self._agent, ["json .GraphDriver"])
+        self.changed_programs = lost_accounts(drivers, engine.image_accounts(settings.image))
         if self.changed_programs:
             return
+        upper = upper_folder(drivers) if os.geteuid() == 0 else None
+        entries = {} if upper is None else {f"/{path}": kind for path, kind in entries_below(upper).items()}
+        self._changes = frozenset(self._listed() if upper is None else entries)
+        variables = engine.image_variables(settings.image)
+        where = variables.get("PATH", ""), settings.workdir
+        named = (variables.get(name, "").replace(" ", ":").split(":") for name in LOADED_BY_VARIABLES)
+        behind = [*_behind_links(engine, settings, self._limits), *itertools.chain(*named)]
+
+        def is_folder(path: str) -> bool:
+            return self._is_folder(path) if upper is None else entries[path] is True
+
+        self.changed_programs = changed_programs(self._changes, *where, is_folder, behind)
+        links = deceiving_links({path[1:]: kind for path, kind in entries.items() if path != "/etc/mtab"})
+        self._removed = [*compiled_folders(self._changes, *where, behind), *(f"/{path}" for path in links)]
+        if sum(map(len, self._removed)) > _MOST_REMOVED_CHARACTERS:
+            self.changed_programs = self._removed
+
+    def _listed(self) -> Iterator[str]:
+        """Yield the changed paths as the engine lists them, for a user that cannot look itself."""
         lines = self._engine.call("diff", self._agent).split("\n")
-        self._changes = frozenset(line.partition(" ")[2] for line in lines)
-        path_variable = self._engine.image_variables(self._settings.image).get("PATH", "")
-        self.changed_programs = changed_programs(self._changes, path_variable, self._settings.workdir, self._is_folder)
+        paths = [path for _, _, path in (line.partition(" ") for line in lines) if path.startswith("/")]
+        if len(paths) == len(lines):  # else a name holds a line break, and could pass for further paths
+            self._holders = frozenset(str(above) for path in paths for above in PurePosixPath(path).parents)
+        yield from paths
 
     async def run(
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
@@ -354,9 +382,7 @@ class ContainerCopy:
             written_bytes,
             used_bytes=used_bytes,
         )
-        await asyncio.to_thread(_end, self._engine, self._name)
-        if executed.ending == "exited":
-            self._rewards = await asyncio.to_thread(_read_logs, self._engine, self._name)
+        executed, self._rewards = await asyncio.to_thread(_ended, self._engine, self._name, executed, self._limits)
         return executed
 
     def may_block(self) -> bool:
@@ -388,12 +414,12 @@ class ContainerCopy:
         """Make the container of the tests; return the bytes that the agent has used already."""
         engine = self._engine
         used_bytes = _written_bytes(engine, self._agent, self._limits.disk_bytes)
-        engine.call("commit", "--quiet", self._agent, self._image)
-        first, *rest = *_IN_FOLDER, directory, *command
+        engine.call("commit", "--quiet", self._agent, self._image, timeout_s=_COMMIT_S)
+        first, *rest = *_WITHOUT, directory, str(len(command)), *command, *self._removed
         with write_variables({**PYCACHE_ELSEWHERE, **environment}) as variables, tempfile.TemporaryFile() as archive:
             engine.call(
                 *("create", "--name", self._name, "--env-file", variables.name),
-                *_options(self._settings, self._limits),
+                *_options(engine, self._settings, self._limits),
                 *("--entrypoint", json.dumps([first]) if engine.program == "podman" else first),
                 *(self._image, *rest),
             )
@@ -403,7 +429,9 @@ class ContainerCopy:
         return used_bytes
 
     def _is_folder(self, path: str) -> bool:
-        """Tell from the first word of an archive whether an unchanged entry of the agent's container is a folder."""
+        """Tell from the first word of an archive whether an entry of the agent's container is a folder."""
+        if path in self._holders:
+            return True
         with tempfile.TemporaryFile() as archive:
             done = subprocess.run(
                 [self._engine.program, "cp", f"{self._agent}:{path}", "-"], stdout=archive, stderr=subprocess.DEVNULL
@@ -438,7 +466,7 @@ class SeparateContainer:
 
     def prepare(self) -> None:
         """Make the container, and copy the artifacts and the tests into it. Raises ``InfrastructureError``."""
-        self.changed_programs = _lost_accounts_in(self._engine, self._agent.name, self._agent.settings.image)
+        self.changed_programs = lost_accounts_in(self._engine, self._agent.name, self._agent.settings.image)
         if self.changed_programs:
             return
         self._machine.create()
@@ -468,9 +496,8 @@ class SeparateContainer:
         if self._is_full:
             return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
         executed = await self._machine.run(command, timeout_s=timeout_s, environment=environment, directory=directory)
-        await asyncio.to_thread(_end, self._engine, self._machine.name)
-        if executed.ending == "exited":
-            self._rewards = await asyncio.to_thread(_read_logs, self._engine, self._machine.name)
+        limits = self._separate.limits
+        executed, self._rewards = await asyncio.to_thread(_ended, self._engine, self._machine.name, executed, limits)
         return executed
 
     def may_block(self) -> bool:
@@ -486,15 +513,48 @@ class SeparateContainer:
         self._engine.remove(self._machine.name)
 
 
-def _read_logs(engine: ContainerEngine, container: str) -> RewardArchive:
+def _ended(
+    engine: ContainerEngine, container: str, executed: CommandEnd, limits: MachineLimits
+) -> tuple[CommandEnd, RewardArchive | None]:
+    """End all that tests left; return their end as the engine tells it, and what they left in ``/logs/verifier``.
+
+    Tests whose last command was killed (``kill -9 $server; wait $server``) look like those that had no memory, but have
+    a reward. Raises ``InfrastructureError`` for tests that no engine could start.
+    """
+    _end(engine, container)
+    if executed.exit_code in _NOT_STARTED:
+        (started,) = inspected(engine, container, [".State.StartedAt"])
+        if started.startswith(_NEVER):
+            raise InfrastructureError(f"the tests cannot be started: {executed.output.strip()[-300:]}")
+    if executed.ending not in ("exited", "memory"):
+        return executed, None
     with subprocess.Popen(
         [engine.program, "cp", f"{container}:/logs/verifier", "-"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as reading:
         assert reading.stdout is not None
         try:
-            return RewardArchive(reading.stdout, REWARD_FILES)
+            rewards = RewardArchive(reading.stdout, REWARD_FILES, 2 * limits.disk_bytes + LARGEST_REWARD_BYTES)
         finally:
             reading.kill()
+    if executed.ending == "memory" and rewards.names:
+        executed = replace(executed, ending="exited", exit_code=_KILLED)
+    return executed, rewards
+
+
+_links_of_images: dict[tuple[str, str], list[str]] = {}
+
+
+def _behind_links(engine: ContainerEngine, settings: ContainerSettings, limits: MachineLimits) -> list[str]:
+    """Return where the links in the image's ``PATH`` lead, as a new container of it says; asked once for each image."""
+    if (image := (engine.program, settings.image)) not in _links_of_images:
+        new = ContainerMachine(engine, new_name(), settings, limits)
+        try:
+            new.create()
+            engine.call("start", new.name)
+            _links_of_images[image] = engine.call("exec", new.name, "sh", "-c", _LINKS_OF_PATH).split("\n")
+        finally:
+            new.remove()
+    return _links_of_images[image]
 
 
 def new_name() -> str:
@@ -502,9 +562,14 @@ def new_name() -> str:
     return f"plaudit-{secrets.token_hex(8)}"
 
 
-def _options(settings: ContainerSettings, limits: MachineLimits) -> list[str]:
-    """Return what every container is created with: not in its folder, which an agent may remove."""
+def _options(engine: ContainerEngine, settings: ContainerSettings, limits: MachineLimits) -> list[str]:
+    """Return what every container is created with: not in its folder, which an agent may remove.
+
+    Nothing of the image's runs by itself, and what its ``VOLUME`` names is one of the container's own folders, which
+    count and are copied.
+    """
     return [
+        *("--no-healthcheck", *("--image-volume", "ignore") * (engine.program == "podman")),
         *("--workdir", "/"),
         *("--network", "none") * (settings.network == "none"),
         *("--pull", "never", "--security-opt", "no-new-privileges", "--cap-drop", "ALL"),
@@ -597,7 +662,7 @@ def _counter(engine: ContainerEngine, container: str, drivers: str) -> Callable[
     Root counts faster itself: an engine counts the image as well, before it tells the difference. Holes in files count
     either way: the copy for tests has none, and would fill this host's disk.
     """
-    upper = _upper(drivers)
+    upper = upper_folder(drivers)
     if upper is not None and os.geteuid() == 0:
         return partial(space_of, upper, with_holes=True)
 
@@ -606,45 +671,6 @@ def _counter(engine: ContainerEngine, container: str, drivers: str) -> Callable[
         return int(size) if size.isdigit() else 0
 
     return counted
-
-
-def _upper(drivers: str) -> Path | None:
-    """Return the folder of this host that holds what was written to a container; None if it is out of reach."""
-    upper = ((json.loads(drivers) or {}).get("Data") or {}).get("UpperDir")
-    return Path(upper) if upper and os.access(upper, os.R_OK | os.X_OK) else None
-
-
-def _lost_accounts(drivers: str, accounts: Sequence[str]) -> list[str]:
-    """Return which list of accounts is no file any more, or lacks one of these; none where they are out of reach.
-
-    An agent that is root can bring this about, and then no engine can start a program there: podman waits at a pipe
-    for ever, with a lock that all other containers need. So no engine is asked.
-    """
-    if (upper := _upper(drivers)) is None:
-        return []
-    needed = zip_longest(_ACCOUNTS, accounts, fillvalue="0")
-    return [f"/{name} (accounts that the engine reads)" for name, account in needed if _is_lost(upper / name, account)]
-
-
-def _lost_accounts_in(engine: ContainerEngine, container: str, image: str) -> list[str]:
-    """Return ``_lost_accounts`` of a container that no command is about to start in."""
-    (drivers,) = inspected(engine, container, ["json .GraphDriver"])
-    return _lost_accounts(drivers, engine.image_accounts(image))
-
-
-def _is_lost(path: Path, account: str) -> bool:
-    try:
-        mode = stat.S_IFLNK if path.parent.is_symlink() else os.lstat(path).st_mode
-        if not stat.S_ISREG(mode):
-            return not stat.S_ISCHR(mode) or not account.isdigit()  # overlayfs marks a removed file as a device
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), errors="replace") as file:
-            text = file.read(_LONGEST_ACCOUNTS + 1)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # unchanged; or the engine alone may read it
-        return False
-    except OSError:
-        return True
-    is_named = account.isdigit() or any(line.startswith(f"{account}:") for line in text.split("\n"))
-    return len(text) > _LONGEST_ACCOUNTS or not is_named
 
 
 def _is_running(engine: ContainerEngine, container: str) -> bool:
@@ -660,38 +686,3 @@ def _end(engine: ContainerEngine, container: str) -> None:
             engine.call("kill", container)
             engine.call("wait", container)
     raise InfrastructureError(f"the container {container} does not end: look at {engine.program} inspect {container}")
-
-
-def changed_programs(
-    changes: Iterable[str], path_variable: str, workdir: str, is_folder: Callable[[str], bool]
-) -> list[str]:
-    """Return the changed paths that a program of the tests could run or read by itself, sorted.
-
-    Args:
-        changes: Every path that was added, changed or removed. A folder may be among them because of what it holds.
-        path_variable: The image's ``PATH``. Its folders, and some beside a ``bin``, hold programs.
-        workdir: Programs below it are the agent's work, even if ``PATH`` names their folder.
-        is_folder: Asked for a path whose content did not change.
-    """
-    found = set(changes)
-    holders = {str(parent) for path in found for parent in PurePosixPath(path).parents}
-    folders = (*_TOP_FOLDERS, "/usr", *_READ_BY_PROGRAMS, *_folders_of(path_variable, workdir))
-    return sorted(
-        path
-        for path in found - holders
-        if _is_below(path, folders)
-        and "__pycache__" not in PurePosixPath(path).parts
-        and (path in _TOP_FOLDERS or not is_folder(path))
-    )
-
-
-def _folders_of(path_variable: str, workdir: str) -> list[str]:
-    named = [PurePosixPath(each) for each in path_variable.split(":") if each.startswith("/")]
-    bins = [each for each in named if each.name == "bin" and each.parent != PurePosixPath("/")]
-    beside = [each.with_name(name) for each in bins for name in READ_BESIDE_BIN]
-    return [str(each) for each in (*named, *beside) if not each.is_relative_to(workdir)]
-
-
-def _is_below(path: str, folders: Iterable[str]) -> bool:
-    """Tell whether a path is one of the folders or below one; ``/etc/python3.11`` and its kin count as well."""
-    return path.startswith("/etc/python") or any(path == each or path.startswith(f"{each}/") for each in folders)

@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -27,6 +29,9 @@ _LISTEN = (
 )
 """Run in a container's network: it opens a socket there and passes it on."""
 _PULL_S = 3600.0
+_LONGEST_ACCOUNTS = 1 << 20
+_ACCOUNTS: Final = ("etc/passwd", "etc/group")
+"""What an engine reads of a container itself, as it starts a program there. Agents may add accounts."""
 
 
 class ContainerEngine:
@@ -245,3 +250,42 @@ def inspected(engine: ContainerEngine, container: str, fields: Sequence[str], *o
     """Return fields of a container's description."""
     form = "|".join(f"{{{{{field}}}}}" for field in fields)
     return engine.call("container", "inspect", *options, "--format", form, container).split("|")
+
+
+def upper_folder(drivers: str) -> Path | None:
+    """Return the folder of this host that holds what was written to a container; None if it is out of reach."""
+    upper = ((json.loads(drivers) or {}).get("Data") or {}).get("UpperDir")
+    return Path(upper) if upper and os.access(upper, os.R_OK | os.X_OK) else None
+
+
+def lost_accounts(drivers: str, accounts: Sequence[str]) -> list[str]:
+    """Return which list of accounts is no file any more, or lacks one of these; none where they are out of reach.
+
+    An agent that is root can bring this about, and then no engine can start a program there: podman waits at a pipe
+    for ever, with a lock that all other containers need. So no engine is asked.
+    """
+    if (upper := upper_folder(drivers)) is None:
+        return []
+    needed = zip_longest(_ACCOUNTS, accounts, fillvalue="0")
+    return [f"/{name} (accounts that the engine reads)" for name, account in needed if _is_lost(upper / name, account)]
+
+
+def lost_accounts_in(engine: ContainerEngine, container: str, image: str) -> list[str]:
+    """Return ``lost_accounts`` of a container that no command is about to start in."""
+    (drivers,) = inspected(engine, container, ["json .GraphDriver"])
+    return lost_accounts(drivers, engine.image_accounts(image))
+
+
+def _is_lost(path: Path, account: str) -> bool:
+    try:
+        mode = stat.S_IFLNK if path.parent.is_symlink() else os.lstat(path).st_mode
+        if not stat.S_ISREG(mode):
+            return not stat.S_ISCHR(mode) or not account.isdigit()  # overlayfs marks a removed file as a device
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), errors="replace") as file:
+            text = file.read(_LONGEST_ACCOUNTS + 1)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # unchanged; or the engine alone may read it
+        return False
+    except OSError:
+        return True
+    is_named = account.isdigit() or any(line.startswith(f"{account}:") for line in text.split("\n"))
+    return len(text) > _LONGEST_ACCOUNTS or not is_named

@@ -35,7 +35,16 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, Literal, cast
 
-from plaudit_sandbox.archives import LARGEST_REWARD_BYTES, FilesTooLargeError, copy_files, may_wait_at, unpack
+from plaudit_sandbox.archives import (
+    LARGEST_REWARD_BYTES,
+    MOST_ENTRIES,
+    FilesTooLargeError,
+    copy_files,
+    deceiving_links,
+    entries_below,
+    may_wait_at,
+    unpack,
+)
 from plaudit_sandbox.machine_process import MachineCommand, Mount
 from plaudit_sandbox.machine_start import StartedCommand, started
 from plaudit_sandbox.privileges import NOBODY
@@ -152,6 +161,8 @@ class Machine:
         began_s = time.monotonic()
         for path in self._readable:
             self._make_place(path)
+        if mounts and os.geteuid() == 0:
+            mounts = await asyncio.to_thread(self._legible, mounts)
         port = 0 if serve is None else LOOPBACK_PORT
         task = self._task(command, environment, directory, [*self._mounts(mounts, writable)], port)
         async with started(task, stdin) as process, contextlib.AsyncExitStack() as serving:
@@ -267,6 +278,17 @@ class Machine:
         for name in _DEVICES:
             yield Mount(f"/dev/{name}", f"/dev/{name}", device=True)
 
+    def _legible(self, mounts: Mapping[str, Path]) -> dict[str, Path]:
+        """Return folders of the host, and copies of those that only their owner may read (a ``umask`` of 077)."""
+        found = dict(mounts)
+        for number, (place, folder) in enumerate(mounts.items()):
+            if not all(os.lstat(path).st_mode & stat.S_IROTH for path in (folder, *folder.rglob("*"))):
+                found[place] = copied = self.folder / f"mounted-{number}"
+                copied.mkdir(exist_ok=True)
+                copy(folder, copied)
+                _own_all(copied)
+        return found
+
     def _make_place(self, path: Path) -> None:
         """Make the place of a readable folder, whatever an agent put there if it lies below a writable one."""
         place = self.folder / ("files" if path.parts[1] in WRITABLE else "root")
@@ -279,19 +301,30 @@ class Machine:
     async def _watch(self, process: StartedCommand, until_s: float) -> Ending:
         """Wait for the end of the command; return the limit that it reached first."""
         waiting = asyncio.create_task(process.wait())
+        looking: asyncio.Task[Ending | None] | None = None  # which takes long where there is much to count
         try:
             while True:
-                left_s = until_s - time.monotonic()
-                done, _ = await asyncio.wait([waiting], timeout=min(_POLL_S, max(left_s, 0.0)))
-                if done:
+                left_s = max(until_s - time.monotonic(), 0.0)
+                if looking is None:
+                    await asyncio.wait([waiting], timeout=min(_POLL_S, left_s))
+                else:
+                    await asyncio.wait([waiting, looking], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if waiting.done():
                     waiting.result()
-                    return "disk" if self.disk_bytes() > self.limits.disk_bytes else "exited"
-                if left_s <= 0:
+                    used_bytes = await asyncio.to_thread(self.disk_bytes)
+                    return "disk" if used_bytes > self.limits.disk_bytes else "exited"
+                if not left_s:
                     return "timeout"
-                if limit := await asyncio.to_thread(self._limit_reached, process.first_pid):
-                    return limit
+                if looking is None:
+                    looking = asyncio.create_task(asyncio.to_thread(self._limit_reached, process.first_pid))
+                elif looking.done():
+                    if limit := looking.result():
+                        return limit
+                    looking = None
         finally:
             await _cancelled(waiting)
+            if looking is not None:
+                looking.cancel()
 
     def _limit_reached(self, pid: int) -> Ending | None:
         """Return the limit that the processes below this one are beyond."""
@@ -320,6 +353,7 @@ class MachineCopy:
         if separate is None:
             (target / "files").mkdir(parents=True)
             copy(machine.folder / "files", target / "files")
+            _remove_links(target / "files")
             self._machine = machine.at(target)
         else:
             self._machine = Machine(target, separate.limits)
@@ -529,14 +563,18 @@ def space_of(folder: Path, most: int, *, with_holes: bool = False) -> int:
     ``with_holes``: as a copy takes it that does not keep them.
 
     A folder that cannot be read, such as one whose path is too long for the kernel, hides its size: more than ``most``.
+    So are more than ``MOST_ENTRIES``, which would keep whoever counts or copies them.
     """
-    total, folders = 0, [folder]
+    total, number, folders = 0, 0, [folder]
     while folders and total <= most:
         try:
             entries = list(os.scandir(folders.pop()))
         except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
             continue
         except OSError:
+            return most + 1
+        number += len(entries)
+        if number > MOST_ENTRIES:
             return most + 1
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
@@ -581,6 +619,18 @@ def _is_reached_without_links(folder: Path, name: str) -> bool:
         return not any(stat.S_ISLNK(os.lstat(folder := folder / part).st_mode) for part in Path(name).parts)
     except OSError:
         return False
+
+
+def _remove_links(files: Path) -> None:
+    """Remove what ``deceiving_links`` finds, whatever the rights of the folders; raise ``InfrastructureError``."""
+    if links := deceiving_links(entries_below(files)):
+        names = b"\0".join(map(os.fsencode, links))
+        done = subprocess.run(
+            [*_as_owner(), "xargs", "-0", "rm", "-f", "--"], cwd=files, input=names, capture_output=True
+        )
+        if done.returncode:
+            why = done.stderr.decode(errors="replace")[-300:].strip()
+            raise InfrastructureError(f"links of an agent cannot be removed: {why}")
 
 
 def copy(folder: Path, target: Path, *options: str) -> None:

@@ -57,6 +57,13 @@ _MOUNT_SETATTR, _READ_ONLY, _HERE = 442, 1, -100
 _END_WITH_PARENT, _DUMPABLE, _DROP_FROM_BOUNDING_SET = 1, 4, 24
 _SET_FLAGS, _UP = 0x8914, 1
 """Of a network device, from ``linux/sockios.h`` and ``if.h``."""
+_COUNTED_FOR_EACH_USER: Final = {
+    "inotify_instances": 8,
+    "inotify_watches": 8192,
+    "fanotify_groups": 8,
+    "fanotify_marks": 8192,
+}
+"""All machines are one user of the host's, so one of them must not take what there is."""
 _OPEN_FILES = 4096
 _NOT_FOUND, _NOT_EXECUTED = 127, 126
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -266,6 +273,9 @@ def _execute(task: MachineCommand, descriptors: Sequence[int], *, is_root: bool)
         _call(_libc.unshare, _NEW_USERS)
         _map_root(NOBODY, NOBODY)
     _write("/proc/sys/user/max_user_namespaces", "0")
+    for name, value in _COUNTED_FOR_EACH_USER.items():
+        with contextlib.suppress(OSError):  # this kernel has no such limit
+            _write(f"/proc/sys/user/max_{name}", str(value))
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last_capability = int(file.read())
     for capability in range(last_capability + 1):

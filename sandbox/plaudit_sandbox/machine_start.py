@@ -42,6 +42,7 @@ class StartedCommand:
     async def read(self, most: int) -> bytes:
         """Return more of its standard output and error; nothing at their end."""
         # No transport: uvloop's closes a pipe twice, and the second time may hit a file of another thread.
+        await asyncio.sleep(0)  # a command that writes without end must not keep all else from its turn
         while True:
             try:
                 return os.read(self._output.fileno(), most)

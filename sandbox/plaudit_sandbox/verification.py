@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, Literal, Protocol
 
 from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests, UnusableMachineError
@@ -37,6 +37,53 @@ REWARD: Final = "reward"
 READ_BESIDE_BIN: Final = ("lib", "lib64", "pyvenv.cfg")
 """What programs of a ``bin`` in the ``PATH`` read beside it by themselves. ``pyvenv.cfg`` says where Python's library
 is."""
+_TOP_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr")
+_READ_BY_PROGRAMS = (
+    "/etc/alternatives",
+    "/etc/apt",
+    "/etc/bash.bashrc",
+    "/etc/dpkg",
+    "/etc/environment",
+    "/etc/gitconfig",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/ld.so.preload",
+    "/etc/nsswitch.conf",
+    "/etc/pam.d",
+    "/etc/perl",
+    "/etc/pip.conf",
+    "/etc/pki/tls/openssl.cnf",
+    "/etc/profile",
+    "/etc/profile.d",
+    "/etc/ssl/openssl.cnf",
+    "/etc/uv",
+    "/etc/wgetrc",
+    "/etc/xdg/pip",
+    "/etc/xdg/uv",
+    "/etc/zsh",
+    "/var/lib/dpkg/info",
+)
+"""Below them every change counts: which of bash, a module beside Python's own, a hook of apt or a preloaded library a
+test would use cannot be known."""
+_FOUND_ABOVE_TESTS = (
+    *(".cargo", ".git", ".npmrc", ".pytest.ini", ".pytest.toml", ".python-version", ".venv", "Cargo.toml"),
+    *("__init__.py", "conftest.py", "go.mod", "go.work", "node_modules", "package.json", "pyproject.toml"),
+    *("pytest.ini", "pytest.toml", "rust-toolchain", "rust-toolchain.toml", "setup.cfg", "setup.py", "tox.ini"),
+    "uv.toml",
+)
+"""What pytest, node, git, uv, cargo and go look for in each folder above ``/tests``, which is ``/``."""
+LOADED_BY_VARIABLES: Final = ("BASH_ENV", "ENV", "LD_PRELOAD", "PYTHONHOME")
+"""Variables of an image that name what programs load. Others, such as ``PYTHONPATH``, name what an agent works on."""
+_OF_EVERY_SCRIPT = (
+    *("[", "awk", "bash", "basename", "cat", "chmod", "cmp", "cp", "curl", "cut", "date", "diff", "dirname", "echo"),
+    *("env", "expr", "false", "find", "git", "grep", "head", "ls", "mkdir", "mktemp", "mv", "printf", "pwd"),
+    *("readlink", "realpath", "rm", "sed", "sh", "sleep", "sort", "stat", "tail", "tee", "test", "timeout", "touch"),
+    *("tr", "true", "uniq", "wc", "xargs"),
+)
+"""Programs that no solution of a task brings along."""
+_COMPILED = "/__pycache__"
+_LONGEST_FIRST_LINE = 256
 _SHOWN_PATHS = 3
 _BLOCKED = ", and the agent left a named pipe, or a link to /dev, /proc or /sys, at which they may wait for ever"
 _ENVIRONMENT = {
@@ -165,7 +212,7 @@ async def verify(
             if changed := prepared.changed_programs:
                 return _tampered(_about(changed))
             executed = await prepared.run(
-                ["bash", "/tests/test.sh"],
+                interpreted(tests / "test.sh", "/tests/test.sh"),
                 timeout_s=timeout_s,
                 environment={**environment, **_ENVIRONMENT},
                 directory=separate.directory if separate else directory,
@@ -173,6 +220,23 @@ async def verify(
             return await asyncio.to_thread(_verdict, executed, prepared, timeout_s)
     except UnusableMachineError as error:
         return _tampered(str(error))
+
+
+def interpreted(script: Path, place: str) -> list[str]:
+    """Return the command that runs a script by the interpreter that its first line names, or else by bash.
+
+    Args:
+        script: The file on this host, which need not be executable.
+        place: Where the machine has it.
+    """
+    with script.open("rb") as file:
+        first = file.readline(_LONGEST_FIRST_LINE).decode(errors="replace")
+    words = first[2:].split() if first.startswith("#!") else []
+    if words and words[0].endswith("/env"):
+        words = [word for word in words[1:] if word != "-S"]
+    if not words or words[0].endswith("/bash"):
+        words[:1] = ["bash"]  # wherever the image has it
+    return [*words, place]
 
 
 def _tampered(reason: str) -> Verdict:
@@ -234,3 +298,65 @@ def _read_rewards(machine: VerifierMachine) -> dict[str, float]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def changed_programs(
+    changes: Iterable[str],
+    path_variable: str,
+    workdir: str,
+    is_folder: Callable[[str], bool],
+    behind_links: Iterable[str] = (),
+) -> list[str]:
+    """Return the changed paths that a program of the tests could run or read by itself, sorted.
+
+    Args:
+        changes: Every path that was added, changed or removed. A folder may be among them because of what it holds.
+        path_variable: The image's ``PATH``. Its folders, and some beside a ``bin``, hold programs.
+        workdir: Programs below it are the agent's work, even if ``PATH`` names their folder: all but those that take
+            the place of what every script uses.
+        is_folder: Tells a folder from all else, links to one included.
+        behind_links: Where the links in the folders of ``PATH`` lead, and what ``LOADED_BY_VARIABLES`` name.
+    """
+    own, folders = _folders(path_variable, workdir, behind_links)
+
+    def counts(path: str) -> bool:
+        if _is_compiled(path):
+            return False
+        above, _, name = path.rpartition("/")
+        return (name in _OF_EVERY_SCRIPT and above in own) or _is_below(path, folders)
+
+    return sorted(path for path in set(changes) if counts(path) and not is_folder(path))
+
+
+def compiled_folders(
+    changes: Iterable[str], path_variable: str, workdir: str, behind_links: Iterable[str] = ()
+) -> list[str]:
+    """Return the changed folders of compiled Python among programs: not every interpreter can be told to ignore them.
+
+    The arguments are those of ``changed_programs``.
+    """
+    folders = _folders(path_variable, workdir, behind_links)[1]
+    found = {path[: path.index(_COMPILED) + len(_COMPILED)] for path in changes if _is_compiled(path)}
+    return sorted(path for path in found if _is_below(path, folders))
+
+
+def _is_compiled(path: str) -> bool:
+    """Tell whether a path is a folder of compiled Python or below one."""
+    return f"{_COMPILED}/" in f"{path}/"
+
+
+def _folders(path_variable: str, workdir: str, behind_links: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the folders of ``PATH`` that are the agent's own, and what holds programs and their configuration."""
+    named = [PurePosixPath(each) for each in path_variable.split(":") if each.startswith("/")]
+    targets = [PurePosixPath(each) for each in behind_links if each.startswith("/")]
+    bins = {each for each in (*named, *(target.parent for target in targets)) if each.name == "bin"}
+    beside = [each.with_name(name) for each in bins for name in READ_BESIDE_BIN if each != PurePosixPath("/bin")]
+    programs = [each for each in (*named, *bins, *targets, *beside) if not each.is_relative_to(workdir)]
+    above_tests = [f"/{name}" for name in _FOUND_ABOVE_TESTS if workdir != "/"]
+    own = [str(each) for each in named if each.is_relative_to(workdir)]
+    return own, [*_TOP_FOLDERS, *_READ_BY_PROGRAMS, *above_tests, *map(str, programs)]
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    """Tell whether a path is one of the folders or below one; ``/etc/python3.11`` and its kin count as well."""
+    return path.startswith("/etc/python") or any(path == each or path.startswith(f"{each}/") for each in folders)

@@ -48,6 +48,14 @@ async def test_the_reward_numbers_and_output_of_the_tests_become_the_score(
     assert not is_kept("failed", machine.folder)
 
 
+async def test_further_numbers_are_bounded_as_those_of_a_function(machines: RunMachines, tmp_path: Path) -> None:
+    numbers = "{'reward': 1, 'k' * 100_000: 2} | {str(number): number for number in range(9000)}"
+    test = f"python3 -c \"import json; json.dump({numbers}, open('/logs/verifier/reward.json', 'w'))\""
+    score = await verified(machines, sample_with_machine(machines, write_sum_task(tmp_path / "task", test))[0])
+    assert score.value == 1.0
+    assert len(msgspec.json.encode(score)) < 10_000
+
+
 async def test_samples_of_a_task_earn_what_their_own_machines_hold(machines: RunMachines, tmp_path: Path) -> None:
     task = write_sum_task(tmp_path / "task")
     right, machine = sample_with_machine(machines, task, 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,18 @@ from pathlib import Path
 import pytest
 
 from container_images import IMAGE, why_none
-from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, NO_START, PROGRAM_ATTACKS, SEPARATE_TEST, TEST
+from machine_attacks import (
+    ARTIFACT_ATTACKS,
+    ATTACKS,
+    CONTAINS_TEST,
+    HONEST_LINKS,
+    HONEST_LINKS_TEST,
+    LINK_ATTACKS,
+    NO_START,
+    PROGRAM_ATTACKS,
+    SEPARATE_TEST,
+    TEST,
+)
 from plaudit_sandbox.container import ContainerMachine, ContainerSettings
 from plaudit_sandbox.container_engine import find_engine
 from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests
@@ -128,6 +141,127 @@ def test_replaced_programs_are_an_outcome_of_their_own(machine: ContainerMachine
     assert (found.outcome, found.reward) == ("tampered", 0.0), found
 
 
+def test_what_an_honest_agent_changes_is_no_tampering(machine: ContainerMachine, tmp_path: Path) -> None:
+    bash(
+        machine,
+        "echo 42 | tee /answer.txt /app/answer $'/app/a\nb'; mkdir -p /etc/nginx /data; touch /etc/nginx/x /data/x; "
+        "echo 'them:x:1001:' >> /etc/group; mkdir -p /etc/ssl/certs; echo x > /etc/ssl/certs/mine.pem; "
+        "python3 -c 'import json, unittest, http.client'",
+    )
+    assert verified(machine, tmp_path).reward == 1.0
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize("attack", LINK_ATTACKS)
+def test_a_link_to_what_only_the_tests_have_is_no_answer(
+    machine: ContainerMachine, tmp_path: Path, attack: str
+) -> None:
+    bash(machine, attack)
+    found = verified(machine, tmp_path, CONTAINS_TEST)
+    assert (found.outcome, found.reward) == ("scored", 0.0), found
+
+
+def test_links_to_all_else_stay(machine: ContainerMachine, tmp_path: Path) -> None:
+    bash(machine, HONEST_LINKS)
+    assert verified(machine, tmp_path, HONEST_LINKS_TEST).reward == 1.0
+
+
+def test_more_links_than_can_be_removed_are_tampering(machine: ContainerMachine, tmp_path: Path) -> None:
+    many = "import os\nfor number in range(5000): os.symlink('/tests/test.sh', '/app/answer' + '%d' % number * 9)"
+    bash(machine, f'python3 -c "{many}"; ln -s /tests/test.sh /app/answer')
+    assert verified(machine, tmp_path, CONTAINS_TEST).outcome == "tampered"
+
+
+@contextlib.contextmanager
+def of_image(folder: Path, *lines: str) -> Iterator[ContainerMachine]:
+    """Yield a machine of an image that is built of these lines."""
+    engine, name = find_engine(), f"localhost/plaudit-boxes:{secrets.token_hex(6)}"
+    (folder / "Dockerfile").write_text("\n".join((f"FROM {IMAGE}", *lines)))
+    of_podman = ("--format", "docker", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=16384:16384")
+    options = of_podman if engine.program == "podman" else ()
+    engine.call("build", "--quiet", *options, "--tag", name, str(folder))
+    try:
+        made = ContainerMachine.new(engine, ContainerSettings(name), LIMITS)
+        try:
+            yield made
+        finally:
+            made.remove()
+    finally:
+        engine.remove_images(name)
+
+
+def test_programs_below_the_workdir_are_the_agent_s_but_those_of_every_script(tmp_path: Path) -> None:
+    forged = "printf '#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n' > .venv/bin/bash; chmod +x .venv/bin/*"
+    with of_image(tmp_path, "WORKDIR /app", "RUN mkdir -p .venv/bin", "ENV PATH=/app/.venv/bin:$PATH") as machine:
+        bash(machine, "ln -s /usr/bin/python3 .venv/bin/python; cp /bin/true .venv/bin/pytest; echo 42 > answer")
+        assert verified(machine, tmp_path).reward == 1.0
+        bash(machine, f"rm answer; {forged}")
+        assert verified(machine, tmp_path).outcome == "tampered"
+
+
+def test_programs_behind_the_links_of_the_path_are_the_image_s(tmp_path: Path) -> None:
+    made = "mkdir -p /root/.own/bin && cp /bin/cat /root/.own/bin/look && ln -s /root/.own/bin/look /usr/local/bin/look"
+    test = TEST.replace("cat /app", "look /app")
+    with of_image(tmp_path, f"RUN {made}") as machine:
+        bash(machine, "echo 42 > /app/answer; mkdir /root/.own/share; touch /root/.own/share/x /root/x")
+        assert verified(machine, tmp_path, test).reward == 1.0
+        bash(machine, "printf '#!/bin/sh\necho 42\n' > /root/.own/bin/look")
+        assert verified(machine, tmp_path, test).outcome == "tampered"
+
+
+def test_what_an_image_has_its_programs_load_is_no_agent_s(tmp_path: Path) -> None:
+    with of_image(tmp_path, "RUN touch /root/begin", "ENV BASH_ENV=/root/begin PYTHONPATH=/data") as machine:
+        bash(machine, "echo 42 > /app/answer; mkdir /data; echo 1 > /data/module.py")
+        assert verified(machine, tmp_path).reward == 1.0
+        bash(machine, "rm /app/answer; echo 'cat() { echo 42; }' > /root/begin")
+        assert verified(machine, tmp_path).outcome == "tampered"
+
+
+def test_volumes_of_an_image_are_folders_of_the_machine(tmp_path: Path) -> None:
+    test = TEST.replace("/app/answer", "/data/answer")
+    with of_image(tmp_path, "RUN mkdir /data && echo old > /data/old", "VOLUME /data") as machine:
+        assert bash(machine, "cat /data/old; echo 42 > /data/answer").output == "old\n"
+        assert verified(machine, tmp_path, test).reward == 1.0
+        filled = bash(machine, "for i in 1 2 3; do head -c 10000000 /dev/zero > /data/$i; done; sleep 60")
+        assert filled.ending == "disk"
+
+
+def test_nothing_of_an_image_runs_by_itself(tmp_path: Path) -> None:
+    with of_image(tmp_path, "HEALTHCHECK --interval=1s CMD touch /app/checked") as machine:
+        assert bash(machine, "sleep 3; ls /app").output == ""
+        assert find_engine().call("inspect", "--format", "{{.Config.Healthcheck}}", machine.name).find("checked") == -1
+
+
+@pytest.mark.parametrize(
+    ("test", "reward"),
+    [
+        ("echo 1 > /logs/verifier/reward.txt; sleep 100 & kill -9 $!; wait $!", 1.0),
+        ("echo 1 > /logs/verifier/reward.txt; exit 126", 1.0),
+        ("exec python3 -c 'x = bytearray(300 << 20)'", 0.0),
+    ],
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_killed_command_of_the_tests_is_no_lack_of_memory(
+    tmp_path: Path, test: str, reward: float, apart: bool
+) -> None:
+    machine = ContainerMachine.new(find_engine(), ContainerSettings(IMAGE, has_separate_tests=apart), LIMITS)
+    try:
+        found = verified_apart(machine, tmp_path, test) if apart else verified(machine, tmp_path, test)
+    finally:
+        machine.remove()
+    assert (found.outcome, found.reward) == ("scored", reward), found
+
+
+def test_long_logs_of_the_tests_hide_no_reward(tmp_path: Path) -> None:
+    limits = replace(LIMITS, disk_bytes=200 << 20, file_bytes=100 << 20)
+    machine = ContainerMachine.new(find_engine(), ContainerSettings(IMAGE), limits)
+    try:
+        long = "head -c 80000000 /dev/zero > /logs/verifier/a; echo 1 > /logs/verifier/reward.txt"
+        assert verified(machine, tmp_path, long).reward == 1.0
+    finally:
+        machine.remove()
+
+
 @pytest.fixture
 def separate() -> Iterator[ContainerMachine]:
     made = ContainerMachine.new(find_engine(), ContainerSettings(IMAGE, has_separate_tests=True), LIMITS)
@@ -176,8 +310,9 @@ def test_compiled_python_is_no_tampering_and_is_not_believed(machine: ContainerM
         "py_compile.compile('/tmp/r.py', target, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
     )
     assert bash(machine, f'python3 -c "{forged}"; echo 42 > /app/answer').exit_code == 0
-    found = verified(machine, tmp_path)
-    assert (found.outcome, found.reward) == ("scored", 1.0), found
+    for test in (TEST, TEST.replace("python3 -c", "python3 -I -c")):
+        found = verified(machine, tmp_path, test)
+        assert (found.outcome, found.reward) == ("scored", 1.0), found
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ import pytest
 import uvloop
 
 from namespaces import HAS_NAMESPACES
-from plaudit_sandbox.machine import CommandEnd, Machine, MachineLimits
+from plaudit_sandbox.machine import CommandEnd, Machine, MachineLimits, space_of
+from plaudit_sandbox.machine_start import StartedCommand
 from plaudit_wire.errors import DataError, InfrastructureError
 from waiting import until
 
@@ -103,6 +106,25 @@ def test_a_machine_stops_at_its_limits(machine: Machine) -> None:
     assert bash(machine, "echo alive").output == "alive\n"
 
 
+TAKE_ALL = """
+import ctypes, time
+taken, libc = 0, ctypes.CDLL(None)
+while libc.inotify_init() >= 0: taken += 1
+open("/app/taken", "w").write(str(taken))
+time.sleep(600)
+"""
+
+
+async def test_what_the_kernel_counts_for_each_user_is_shared_out(machine: Machine) -> None:
+    other = machine.at(machine.folder.with_name("two"))
+    taking = asyncio.create_task(machine.run(["python3", "-c", TAKE_ALL], timeout_s=60.0))
+    await until(lambda: (machine.folder / "files/app/taken").exists())
+    code = "import ctypes; print(ctypes.CDLL(None).inotify_init() >= 0)"
+    assert (await other.run(["python3", "-c", code], timeout_s=60.0)).output == "True\n"
+    taking.cancel()
+    await asyncio.wait([taking])
+
+
 HOLD = """
 import os, socket, time
 kept = []
@@ -146,6 +168,60 @@ def test_a_long_output_keeps_its_beginning_and_its_end(machine: Machine) -> None
     assert output.endswith("y\nlast\n")
     assert "bytes cut ...]" in output
     assert len(output) < 2 * LIMITS.output_bytes
+
+
+async def test_a_command_that_writes_without_end_keeps_nobody_from_their_turn() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(others())
+    ours, theirs = socket.socketpair()
+    with ours, theirs, os.fdopen(os.open("/dev/zero", os.O_RDONLY), "rb", 0) as output:
+        command = StartedCommand(ours, output)
+        for _ in range(100):
+            assert await command.read(9) == bytes(9)
+    beside.cancel()
+    assert turns >= 99
+
+
+async def test_a_machine_is_counted_beside_the_event_loop(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    def noted(folder: Path, most: int) -> int:
+        counted.append(threading.current_thread() is threading.main_thread())
+        return space_of(folder, most)
+
+    monkeypatch.setattr("plaudit_sandbox.machine.space_of", noted)
+    await machine.run(["sleep", "0.6"], timeout_s=60.0)
+    assert set(counted) == {False}
+
+
+async def test_a_time_limit_waits_for_no_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    ended = []
+
+    def slow(folder: Path, most: int) -> int:
+        may_end.wait(60.0)
+        ended.append(folder)
+        return 0
+
+    monkeypatch.setattr("plaudit_sandbox.machine.space_of", slow)
+    stopped = await machine.run(["sleep", "100"], timeout_s=1.0)
+    assert (stopped.ending, ended) == ("timeout", [])
+    may_end.set()
+
+
+def test_a_machine_with_more_files_than_anybody_counts_is_full(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plaudit_sandbox.machine.MOST_ENTRIES", 1000)
+    assert bash(machine, "touch $(seq 900)").ending == "exited"
+    assert bash(machine, "mkdir d; cd d; touch $(seq 900)").ending == "disk"
 
 
 def test_further_folders_of_the_host_can_be_read_only(tmp_path: Path) -> None:

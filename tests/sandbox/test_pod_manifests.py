@@ -314,6 +314,8 @@ def test_files_folders_and_links_alone_are_copied_and_nothing_from_elsewhere() -
             ("app/pipe", tarfile.FIFOTYPE, 0),
             ("app/device", tarfile.BLKTYPE, 0),
             ("app/link", tarfile.SYMTYPE, "/etc/passwd"),
+            ("app/deceives", tarfile.SYMTYPE, "../tests/test.sh"),
+            ("app/src/own", tarfile.SYMTYPE, "../tests/data"),
             ("app/hard", tarfile.LNKTYPE, "app/a\udcff \n"),
             ("app/other", tarfile.LNKTYPE, "logs/x"),
             ("app/../etc/x", tarfile.REGTYPE, 1),
@@ -326,6 +328,7 @@ def test_files_folders_and_links_alone_are_copied_and_nothing_from_elsewhere() -
         "app",
         "app/a\udcff \n",
         "app/link",
+        "app/src/own",
         "app/hard",
         "usr/src/app/" + "n" * 300,
     ]

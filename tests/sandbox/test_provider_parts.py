@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from plaudit_sandbox.archives import RewardArchive, write_archive
-from plaudit_sandbox.container import changed_programs
 from plaudit_sandbox.machine import REWARD_FILES
 from plaudit_sandbox.privileges import NOBODY
+from plaudit_sandbox.verification import changed_programs, compiled_folders
 from plaudit_wire.errors import DataError
 
+FOLDERS = {"/usr", "/usr/bin", "/usr/lib", "/usr/lib/python3.11", "/usr/lib/a-folder"}
 PATH = "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/app/node_modules/.bin"
 
 
@@ -25,6 +26,13 @@ PATH = "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/app/node_modules/.bin"
     [
         (["/usr", "/usr/bin", "/usr/bin/cat"], ["/usr/bin/cat"]),
         (["/bin"], ["/bin"]),
+        (["/usr/lib/python3", "/app/lib/python3/json.py"], ["/usr/lib/python3"]),
+        (["/etc/apt/apt.conf.d/hook", "/etc/ssl/certs/mine.pem", "/etc/nginx/x"], ["/etc/apt/apt.conf.d/hook"]),
+        (["/conftest.py", "/answer.txt", "/app/conftest.py"], ["/conftest.py"]),
+        (["/node_modules", "/node_modules/a.js", "/nodes"], ["/node_modules", "/node_modules/a.js"]),
+        (["/app/node_modules/.bin/cat", "/app/bin/cat"], ["/app/node_modules/.bin/cat"]),
+        (["/root/.py/bin/python3.11", "/root/.py/x"], ["/root/.py/bin/python3.11"]),
+        (["/root/.py/lib/os.py", "/root/tool", "/root/other"], ["/root/.py/lib/os.py", "/root/tool"]),
         (["/usr/lib/python3.11", "/usr/lib/python3.11/__pycache__", "/usr/lib/python3.11/__pycache__/json.pyc"], []),
         (["/usr/lib", "/usr/lib/a-folder"], []),
         (["/etc", "/etc/hosts", "/etc/ld.so.preload"], ["/etc/ld.so.preload"]),
@@ -35,7 +43,24 @@ PATH = "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/app/node_modules/.bin"
     ],
 )
 def test_only_changes_of_programs_count(changes: list[str], found: list[str]) -> None:
-    assert changed_programs(changes, PATH, "/app", lambda path: path.endswith("a-folder")) == found
+    behind_links = ["/root/.py/bin/python3.11", "/root/tool", "/app/.venv/bin/own", ""]
+    assert changed_programs(changes, PATH, "/app", FOLDERS.__contains__, behind_links) == found
+
+
+def test_compiled_python_among_programs_alone_is_removed() -> None:
+    changes = [
+        "/usr/lib/python3.11/json/__pycache__",
+        "/usr/lib/python3.11/json/__pycache__/a.pyc",
+        "/usr/lib/python3.11/json/__pycache__x/a.pyc",
+        "/opt/conda/lib/x/__pycache__/b.pyc",
+        "/app/__pycache__/c.pyc",
+        "/root/.py/lib/__pycache__/d.pyc",
+    ]
+    assert compiled_folders(changes, PATH, "/app", ["/root/.py/bin/python3"]) == [
+        "/opt/conda/lib/x/__pycache__",
+        "/root/.py/lib/__pycache__",
+        "/usr/lib/python3.11/json/__pycache__",
+    ]
 
 
 def archive(*members: tuple[str, bytes | str | None]) -> io.BytesIO:

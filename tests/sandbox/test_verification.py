@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, SEPARATE_TEST, TEST
+from machine_attacks import (
+    ARTIFACT_ATTACKS,
+    ATTACKS,
+    CONTAINS_TEST,
+    HONEST_LINKS,
+    HONEST_LINKS_TEST,
+    LINK_ATTACKS,
+    SEPARATE_TEST,
+    TEST,
+)
 from namespaces import HAS_NAMESPACES
 from plaudit_sandbox.machine import Machine, MachineLimits, SeparateTests
 from plaudit_sandbox.verification import Verdict, verify
@@ -60,6 +69,19 @@ def test_what_an_agent_plants_earns_nothing(machine: Machine, attack: str) -> No
     assert (found.outcome, found.reward) == ("scored", 0.0), found
 
 
+@pytest.mark.alike
+@pytest.mark.parametrize("attack", LINK_ATTACKS)
+def test_a_link_to_what_only_the_tests_have_is_no_answer(machine: Machine, attack: str) -> None:
+    agent(machine, attack)
+    found = verified(machine, CONTAINS_TEST)
+    assert (found.outcome, found.reward) == ("scored", 0.0), found
+
+
+def test_links_to_all_else_stay(machine: Machine) -> None:
+    agent(machine, HONEST_LINKS)
+    assert verified(machine, HONEST_LINKS_TEST).reward == 1.0
+
+
 def separate(machine: Machine, given: Path | None = None) -> SeparateTests:
     return SeparateTests(["/logs/artifacts", "/app/out"], machine.limits, "/app", given)
 
@@ -107,6 +129,20 @@ def test_rewards_are_read_as_harbor_reads_them(
 ) -> None:
     found = verified(machine, test)
     assert (found.outcome, found.reward, found.rewards) == ("scored", reward, further)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "#!/bin/bash -e\necho 1 > /logs/verifier/reward.txt; false; echo 0 > /logs/verifier/reward.txt",
+        "#!/usr/bin/env -S bash -e\necho 1 > /logs/verifier/reward.txt; false; echo 0 > /logs/verifier/reward.txt",
+        "#!/usr/bin/env python3\nprint(1, file=open('/logs/verifier/reward.txt', 'w'))",
+        '#!/bin/sh\n[ "$BASH_VERSION" ] || echo 1 > /logs/verifier/reward.txt',
+        '#!\n[ "$BASH_VERSION" ] && echo 1 > /logs/verifier/reward.txt',
+    ],
+)
+def test_tests_run_by_the_interpreter_that_they_name(machine: Machine, test: str) -> None:
+    assert verified(machine, test).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -175,6 +211,14 @@ def test_tests_can_neither_be_changed_while_they_run_nor_make_anybody_wait(machi
     tests.mkdir()
     os.mkfifo(tests / "pipe")
     assert verified(machine, "touch /tests/new 2>/dev/null || echo 1 > /logs/verifier/reward.txt").reward == 1.0
+
+
+def test_tests_that_only_their_owner_may_read_run_all_the_same(machine: Machine) -> None:
+    (tests := machine.folder.parent / "tests").mkdir(mode=0o700)
+    (tests / "test.sh").touch(mode=0o600)
+    agent(machine, "echo 42 > /app/answer")
+    assert verified(machine).reward == 1.0
+    assert (tests / "test.sh").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_task_without_tests_is_the_data_s_fault(machine: Machine) -> None:

@@ -338,10 +338,15 @@ _SANDBOX_FIELDS = {
 
 def _verifiers(spec: Spec) -> Iterator[Problem]:
     """Yield what scorers of kind verifier miss: the tests of a task, and the machine that an agent has left behind."""
-    for index, scorer in enumerate(spec.reward.scorers):
-        if scorer.kind != "verifier":
-            continue
+    verifiers = [index for index, scorer in enumerate(spec.reward.scorers) if scorer.kind == "verifier"]
+    for index in verifiers:
         field = f"spec.reward.scorers[{index}].kind"
+        if index != verifiers[0]:
+            yield Problem(
+                field,
+                f"is verifier, as reward.scorers[{verifiers[0]}].kind is, and a sample's tests run once",
+                "Remove one of the two",
+            )
         if not spec.uses_sandboxes:
             yield Problem(
                 field,

@@ -110,6 +110,11 @@ def test_a_program_of_an_endpoint_agent_may_run_in_the_machine(provider: str) ->
             "is for kind environment with class and kind endpoint with command, and the kind is tools",
         ),
         (
+            lambda spec: spec["reward"]["scorers"].append({"name": "again", "kind": "verifier"}),
+            "spec.reward.scorers[1].kind",
+            "is verifier, as reward.scorers[0].kind is, and a sample's tests run once. Remove one of the two",
+        ),
+        (
             lambda spec: spec["rollout"].update(agent={}),
             "spec.reward.scorers[0].kind",
             "no sample of this job has a machine",

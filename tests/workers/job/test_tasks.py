@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,19 @@ def test_the_digest_follows_the_files(tmp_path: Path) -> None:
     assert read_task(write_task(tmp_path / "b")).digest == first.digest
     assert read_task(write_task(tmp_path / "b", **{"tests/test.sh": "exit 1"})).digest != first.digest
     assert read_task(write_task(tmp_path / "c", **{"tests/more": ""})).digest != first.digest
+    (link := write_task(tmp_path / "d") / "link").symlink_to("task.toml")
+    digests = {first.digest, read_task(link.parent).digest}
+    link.unlink()
+    link.symlink_to("instruction.md")
+    assert len(digests | {read_task(link.parent).digest}) == 3
+
+
+def test_names_that_are_no_utf_8_are_refused_where_they_would_be_rows(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "t")
+    (task / os.fsdecode(b"tests/\xff")).write_text("of the tests alone")
+    assert read_task(task).name == "t"
+    with pytest.raises(TaskError, match="its path is no UTF-8"):
+        read_task(task.rename(tmp_path / os.fsdecode(b"t\xff")))
 
 
 def test_tasks_of_a_folder_come_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -144,6 +158,7 @@ def test_tasks_of_a_folder_come_in_the_order_of_their_names(tmp_path: Path) -> N
             "[environment]\nos = 'windows'",
             "task t: task.toml: environment.os: 'windows' is not supported. Give 'linux'",
         ),
+        ("[environment]\ndocker_image = '--privileged'", "environment.docker_image: is no name of an image: write"),
         ("[environment]\nworkdir = 'app'", "environment.workdir: 'app' is not an absolute path. Start it with /"),
         ("[environment.tpu]\ntype = 'v5'", "environment.tpu: TPUs are not supported"),
         ("[[steps]]\nname = 'one'", "steps: tasks of several steps are not supported"),
@@ -169,10 +184,11 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, config: str, e
     assert error in str(refused.value)
 
 
-@pytest.mark.parametrize("file", ["instruction.md", "tests/test.sh"])
+@pytest.mark.parametrize("file", ["instruction.md", "task.toml", "tests/test.sh"])
 def test_a_folder_that_lacks_a_file_is_no_task(tmp_path: Path, file: str) -> None:
     folder = write_task(tmp_path / "t")
     (folder / file).unlink()
+    os.mkfifo(folder / file)  # at which whoever opens it would wait for ever
     with pytest.raises(TaskError, match=f"task t: there is no {file}"):
         read_task(folder)
 
@@ -181,6 +197,12 @@ def test_folders_without_tasks_are_refused(tmp_path: Path) -> None:
     for folder, error in ((tmp_path, "holds no Harbor task"), (tmp_path / "none", "there is no folder")):
         with pytest.raises(TaskError, match=error):
             list(read_tasks(folder))
+    write_task(tmp_path / "of" / "many" / "sets" / "easy" / "t", **{"environment/task.toml": ""})
+    write_task(tmp_path / "of" / "many" / "sets" / "other", **{"environment/task.toml": ""})
+    with pytest.raises(TaskError, match="sets holds tasks one level deeper, in easy: move them up, or give that"):
+        list(read_tasks(tmp_path / "of" / "many" / "sets"))
+    (tmp_path / "of" / "many" / "sets" / "easy").rename(tmp_path / "of" / "easy")
+    assert [task.name for task in read_tasks(tmp_path / "of" / "many" / "sets")] == ["other"]
     write_task(tmp_path / "t", **{"environment/docker-compose.yaml": ""})
     with pytest.raises(TaskError, match="several containers are not supported"):
         list(read_tasks(tmp_path))

@@ -114,6 +114,17 @@ async def test_files_are_read_written_and_edited(play_in_machine: Play) -> None:
     assert "Read-only file system" in answers[7]
 
 
+async def test_an_edit_changes_nothing_else(play_in_machine: Play) -> None:
+    _, answers = await play_in_machine(
+        bash("printf 'a\\r\\nb' > lines; printf 'a\\xf0\\x9f\\x98 b' > half"),
+        call("edit_file", path="lines", old="b", new="c"),
+        call("edit_file", path="half", old="b", new="c"),
+        bash("od -An -tx1 lines; od -An -tx1 half"),
+    )
+    assert answers[1:3] == ["edited", "Error: half is too large to edit, or no text in UTF-8: change it with a command"]
+    assert answers[3].split() == ["61", "0d", "0a", "63", "61", "f0", "9f", "98", "20", "62"]
+
+
 async def test_what_the_policy_brings_about_does_not_end_its_sample(play_in_machine: Play) -> None:
     body, answers = await play_in_machine(
         bash("echo begun; sleep 100"),

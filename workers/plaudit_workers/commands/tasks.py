@@ -28,7 +28,7 @@ from plaudit_job.tasks import Task, TaskError, expand, read_tasks
 from plaudit_reward.providers import PROVIDERS, MachineChoice, Provider, TaskMachine
 from plaudit_sandbox.container_engine import ContainerEngine, find_engine
 from plaudit_sandbox.machine import CommandEnd
-from plaudit_sandbox.verification import Verdict
+from plaudit_sandbox.verification import Verdict, interpreted
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError
 from plaudit_wire.printable import printable
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED
@@ -138,7 +138,7 @@ async def _made(provider: Provider, task: Task) -> AsyncIterator[TaskMachine]:
 
 async def _solve(task: Task, machine: TaskMachine) -> CommandEnd:
     return await machine.machine.run(
-        ["bash", f"/{_SOLUTION}/solve.sh"],
+        interpreted(task.folder / _SOLUTION / "solve.sh", f"/{_SOLUTION}/solve.sh"),
         timeout_s=task.config.agent.timeout_sec,
         environment=expand(task.config.environment.env),
         directory=machine.directory,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import math
 import secrets
 import time
@@ -42,7 +43,7 @@ _SAVE = "unset BASH_EXECUTION_STRING; { declare -p; declare -f; } 2> /dev/null >
 """A shell of its own for each call, so that one that hangs costs the others nothing."""
 _READ = 'cat -- "$1"'
 _READ_LINES = 'sed -n "$2,$3p" -- "$1"'
-_READ_WITH_SIZE = 'stat -Lc %s -- "$1" && cat -- "$1"'
+_READ_WITH_DIGEST = 'sha256sum < "$1" && cat -- "$1"'
 _READ_PART = 'test -r "$1" && tail -c "+$2" -- "$1" | head -c "$3" | base64 | tr -d "\\n"'
 _PART_BYTES = 21_000
 _MOST_DOWNLOAD_BYTES = 1 << 20
@@ -320,11 +321,11 @@ class SampleMachine:
     async def edit_file(self, arguments: dict[str, Any], limit_s: float) -> _Outcome:
         """Replace the one place where a file holds a text."""
         path, old, new = (_text(arguments, name) for name in ("path", "old", "new"))
-        ended = await self._run(["sh", "-c", _READ_WITH_SIZE, "sh", path], limit_s)
+        ended = await self._run(["sh", "-c", _READ_WITH_DIGEST, "sh", path], limit_s)
         if ended.exit_code:
             return _described(ended, ended.output, limit_s)
-        size, _, content = ended.output.partition("\n")
-        if str(len(content.encode())) != size:
+        digest, _, content = ended.output.partition("\n")
+        if hashlib.sha256(content.encode()).hexdigest() != digest.partition(" ")[0]:
             raise DataError(f"{path} is too large to edit, or no text in UTF-8: change it with a command")
         if not old or (count := content.count(old)) != 1:
             raise DataError(
