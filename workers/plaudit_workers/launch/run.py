@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -40,7 +39,7 @@ from plaudit_workers.launch.gpu_shares import share_gpus
 from plaudit_workers.launch.live import Interrupt, LiveMessages, RunConsole, print_live, reported_wait
 from plaudit_workers.launch.plan import TOKENS_FOLDER, LaunchSettings, ProcessPlan, Role, plan_processes
 from plaudit_workers.launch.preflight import Prepared, prepare
-from plaudit_workers.launch.redis import free_port, write_private
+from plaudit_workers.launch.redis import free_port, is_free, write_private
 from plaudit_workers.launch.served_models import own_address
 from plaudit_workers.launch.supervisor import LocalProcesses, Processes, Supervisor, has_gpus
 from plaudit_workers.launch.transport import SERVICE_FILE, RedisAccess, run_redis, write_redis_address
@@ -407,7 +406,7 @@ def gateway_address(folder: Path, spec: GatewaySpec) -> GatewayAddress:
     if not spec.replicas:
         return GatewayAddress()
     earlier = _earlier_address(folder)
-    port = spec.port or (earlier.port if _is_free(earlier.port) else free_port())
+    port = spec.port or (earlier.port if earlier.port and is_free(earlier.port) else free_port())
     token = earlier.token or secrets.token_urlsafe(32)
     write_private(folder / TOKENS_FOLDER / "client", token)
     return GatewayAddress(f"http://127.0.0.1:{port}", token)
@@ -454,18 +453,6 @@ def _earlier_address(folder: Path) -> GatewayAddress:
         return written if written.port >= 0 else GatewayAddress()  # raises for an address that has none
     except (OSError, ValueError, RecursionError):
         return GatewayAddress()
-
-
-def _is_free(port: int) -> bool:
-    if not port:
-        return False
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def stretches_of_uptime() -> int:
