@@ -22,7 +22,7 @@ _REFUSED = 2
 _LONGEST_INTERVAL_S = 86_400
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("step", "step", "{:.0f}"),
-    ("reward", "reward/mean", "{:.3f}"),
+    ("reward", "reward/mean", "{:z.3f}"),
     ("staleness", "reward_pipeline/staleness/mean", "{:.2f}"),
     ("step s", "step_s", "{:.2f}"),
     ("wait s", "trainer_wait_s", "{:.2f}"),

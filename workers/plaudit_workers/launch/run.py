@@ -53,7 +53,7 @@ _SERVICE_READY_WITHIN_S = 600.0
 _STRETCH_OF_UPTIME_S = 600.0
 _COLUMNS = (
     ("step", "step", 6, "{:.0f}"),
-    ("reward", "reward/mean", 8, "{:.3f}"),
+    ("reward", "reward/mean", 8, "{:z.3f}"),
     ("no score", "reward_pipeline/masked_share", 10, "{:.0%}"),
     ("staleness", "reward_pipeline/staleness/mean", 10, "{:.2f}"),
     ("step s", "step_s", 8, "{:.2f}"),
@@ -326,7 +326,7 @@ class StepLines:
         if step["num_samples"]:  # step 0 is the validation before any training
             self._print_row(step)
         if rewards := validation_rewards(step):
-            means = ", ".join(f"{source} {reward:.3f}" for source, reward in sorted(rewards.items()))
+            means = ", ".join(f"{source} {reward:z.3f}" for source, reward in sorted(rewards.items()))
             self._console.out(f"{step['step']:6.0f}  validation reward: {means}")
 
     def _print_row(self, step: dict[str, Any]) -> None:
@@ -373,7 +373,7 @@ def print_summary(console: Console, folder: Path, *, restarts: dict[str, int]) -
     if rewards:
         last = rewards[-10:]
         console.out(
-            f"mean reward: {rewards[0]:.3f} at the first step, {sum(last) / len(last):.3f} over the last {len(last)}"
+            f"mean reward: {rewards[0]:z.3f} at the first step, {sum(last) / len(last):z.3f} over the last {len(last)}"
         )
     ledger_file = folder / "ledger.json"
     if ledger_file.exists():
