@@ -8,6 +8,7 @@ from pathlib import Path
 
 from plaudit_job.spec.rewards import RewardSpec
 from plaudit_job.spec.section import SecretKey, Section
+from plaudit_job.spec.transport import TransportSpec
 from plaudit_wire.errors import RefusedError
 
 SECRETS_FOLDER = "PLAUDIT_SECRETS_FOLDER"
@@ -28,7 +29,7 @@ def secret_value(reference: SecretKey, field: str) -> str:
             f"the environment variable {reference.variable}; on Kubernetes the Secret must have that key"
         )
     if not value.strip():
-        raise RefusedError(f"{field}: the {place} is empty; set it to the value")
+        raise RefusedError(f"{field}: the {place} is empty. Set it to the value")
     return value.strip()
 
 
@@ -36,6 +37,11 @@ def reward_secrets(reward: RewardSpec) -> Iterator[tuple[str, SecretKey]]:
     """Yield the Secrets that reward workers read, each with the field that names it."""
     for index, scorer in enumerate(reward.scorers):
         yield from _secrets(f"spec.reward.scorers[{index}]", scorer)
+
+
+def transport_secrets(transport: TransportSpec) -> Iterator[tuple[str, SecretKey]]:
+    """Yield the Secrets of an external Redis, each with the field that names it."""
+    yield from _secrets("spec.transport", transport)
 
 
 def _secrets(field: str, section: Section) -> Iterator[tuple[str, SecretKey]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 
 import pages
 import pytest
+
+from plaudit_metrics.statistics.verdict import VERDICTS
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
@@ -39,3 +42,22 @@ def test_contributing_names_files_that_exist():
             missing.append(name)
     assert len(named) > 20
     assert missing == []
+
+
+def test_pages_name_modules_and_names_of_ours_that_exist():
+    today = (page for page in pages.PAGES if page.name != "CHANGELOG.md")
+    named = {words for page in today for words in pages.code(page)}
+    paths = {path for words in named for path in re.findall(r"\bplaudit_\w+(?:/[\w.-]+)+", words)}
+    dotted = {name for words in named for name in re.findall(r"\bplaudit_\w+(?:\.\w+)+(?!/)", words)}
+    assert len(paths) > 3
+    assert [path for path in paths if not any(pages.ROOT.glob(f"*/{path}"))] == []
+    assert len(dotted) > 5
+    for name in dotted:
+        pkgutil.resolve_name(name)
+
+
+def test_the_page_on_choosing_reads_the_verdicts_that_a_run_prints():
+    _, _, schedules = pages.text(pages.ROOT / "docs" / "choosing.md").partition("## Which schedule?")
+    read = {found[1] for line in schedules.splitlines() if (found := re.match(r"\| `([\w-]+)`", line))}
+    assert len(read) > 3
+    assert read <= {*VERDICTS}

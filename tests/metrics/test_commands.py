@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from plaudit_metrics.sources.steps import append_step
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_metrics.terminal.commands import steps, steps_arguments, trace, trace_arguments
 from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
+from plaudit_workers.cli import main
 from plaudit_workers.stored_samples import store_groups
 
 Build = Callable[..., Any]
@@ -127,4 +130,30 @@ def test_a_run_without_stored_samples_is_reported(run: Path, capsys: pytest.Capt
     for stored in (run / "samples").iterdir():
         stored.unlink()
     assert trace(parsed(trace_arguments, str(run), "--step", "1")) == 2
-    assert "step-000001-i1.parquet" in capsys.readouterr().err
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("no samples of step 1 are stored")
+    assert "step-000001-i1.parquet" in complaint
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize("command", [["report"], ["trace", "--step", "1"]], ids=lambda each: each[0])
+def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """Of a full disk the system does not say which file it was."""
+    for output, words in (("/no/such/file", "No such file or directory. Correct the path"), ("/dev/full", "Make room")):
+        assert main([*command, str(run), "-o", output]) == 2
+        complaint = capsys.readouterr().err
+        assert complaint.startswith(f"plaudit {command[0]}: {output}: ")
+        assert words in complaint
+    monkeypatch.chdir(run)
+    (default := run / f"{run.name}{'.html' if command == ['report'] else '-step-1.json'}").symlink_to("/dev/full")
+    assert main([*command, str(run)]) == 2
+    assert capsys.readouterr().err.startswith(f"plaudit {command[0]}: {default.name}: No space left on device")
+
+
+@pytest.mark.long
+def test_a_closed_pipe_ends_the_table_of_steps_quietly(run: Path) -> None:
+    program = f"{sys.executable} -m plaudit_workers.cli steps {run} --json | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("141", "")

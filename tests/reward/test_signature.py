@@ -20,6 +20,8 @@ FITTING = [
     ("def f(**kwargs): pass", "sample", {"anything": 1}, "verl"),
     ("def f(data_source, solution_str, ground_truth, **kwargs): pass", "sample", {"x": 1}, "verl"),
     ("async def f(data_source, solution_str, ground_truth, extra_info): pass", "sample", {}, "verl"),
+    ("def f(data_sources, solution_strs, ground_truths, extra_infos, k=1): pass", "group", {"k": 2}, "verl batch"),
+    ("def f(solution_strs, **kwargs): pass", "sample", {"x": 1}, "verl batch"),
     ("def f(prompts, completions, **kwargs): pass", "group", {}, "trl"),
     ("def f(completions, solution, **kwargs): pass", "group", {}, "trl"),
     ("def f(completions, trainer_state=None, log_extra=None): pass", "group", {}, "trl"),
@@ -50,6 +52,8 @@ REFUSED = [
     ("def f(): pass", "sample", {}, "takes no sample"),
     ("def f(solution_str, ground_truth, /): pass", "sample", {}, "'solution_str' is positional-only"),
     ("def f(data_source, /, solution_str): pass", "sample", {}, "'data_source' is positional-only"),
+    ("def f(solution_strs, /): pass", "group", {}, "'solution_strs' is positional-only"),
+    ("def f(solution_strs, prompts): pass", "group", {}, "python.arguments.prompts"),
     ("def f(completions, /, **columns): pass", "group", {}, "remove the '/' from the parameters"),
     ("def f(sample, k, /): pass", "sample", {"k": 1}, "'k' is positional-only"),
     ("def f(*, sample): pass", "sample", {}, "takes no sample"),
@@ -109,6 +113,31 @@ def test_verl_functions_receive_verls_keywords(
         "extra_info": {"index": 3, "num_turns": None, "rollout_reward_scores": {}},
         "k": 1,
     }
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    ["data_sources, solution_strs, ground_truths, extra_infos, k", "solution_strs, k, **columns"],
+    ids=["named", "keywords"],
+)
+def test_functions_for_verls_batch_manager_receive_its_lists_and_return_a_score_for_each(
+    reward_file: Callable[[str], str], make_sample: Callable[..., Sample], parameters: str
+) -> None:
+    path = reward_file(
+        f"def f({parameters}):\n"
+        "    given = {**locals(), **locals().get('columns', {})}\n"
+        "    rows = zip(*(given[name] for name in ('data_sources', 'ground_truths', 'extra_infos')), strict=True)\n"
+        "    described = [f\"{source} {truth} {extra['index']}\" for source, truth, extra in rows]\n"
+        "    return [{'score': k * len(t), 'row': row} for t, row in zip(solution_strs, described, strict=True)]\n"
+    )
+    loaded = UserFunction(Target(path, "f", {"k": 2}, "group"))
+    loaded.prepare()
+    samples = [make_sample(text, extra_info={"index": index}) for index, text in enumerate(("ab", "c"))]
+    scores = loaded.scores(loaded.call(samples, None), 2)
+    assert [(score.value, score.extra["row"]) for score in scores] == [
+        (4.0, "openai/gsm8k 4 0"),
+        (2.0, "openai/gsm8k 4 1"),
+    ]
 
 
 def test_verl_functions_get_only_the_keywords_they_name(

@@ -137,6 +137,11 @@ def test_a_step_can_be_chosen(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--step 7: no samples of that step are stored (steps 1 to 2 are)" in capsys.readouterr().err
 
 
+def test_the_validation_before_the_first_step_can_be_chosen(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "samples" / "step-000001-i1.parquet").rename(run / "samples" / "step-000000-i1.parquet")
+    assert printed(capsys, run, "--step", "0").count("sample 0") == 1
+
+
 def test_long_texts_are_cut_unless_they_are_wanted_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = run / "samples" / "step-000001-i1.parquet"
     table = pyarrow.Table.from_pylist([row(1, 0, 0.5, "x" * 5000)])

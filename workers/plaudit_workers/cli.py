@@ -55,6 +55,10 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _step(text: str) -> int:
+    return 0 if text == "0" else _positive(text)  # validation before the first step
+
+
 def _run_name(text: str) -> str:
     allowed = text.replace("-", "").replace("_", "").replace(".", "").isalnum() and text.isascii()
     if not allowed or text.startswith("."):
@@ -270,7 +274,7 @@ def _samples_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scorer", default="", metavar="NAME", help="--outcome and --failed are of this scorer, also of scored samples"
     )
-    parser.add_argument("--step", type=_positive, metavar="N", help="only samples of this step")
+    parser.add_argument("--step", type=_step, metavar="N", help="only of this step; 0: validation before step 1")
     parser.add_argument("--lowest-score", type=_FINITE, metavar="X", help="only samples with at least this score")
     parser.add_argument("--highest-score", type=_FINITE, metavar="X", help="only samples with at most this score")
     parser.add_argument("--data-source", default="", metavar="NAME", help="only samples of this data source")

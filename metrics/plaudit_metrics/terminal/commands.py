@@ -1,6 +1,7 @@
 """``plaudit steps``, ``plaudit trace`` and ``plaudit report``: read a run's folder, without a running service.
 
-Each command returns its exit code: 0, or 2 after one message on standard error. What reads a run (numpy, pyarrow) is
+Each command returns its exit code: 0, or 2 after one message on standard error; an ``OSError`` is left to ``plaudit``,
+which names the file and the remedy for every command. What reads a run (numpy, pyarrow) is
 imported when a command runs: ``plaudit --help`` imports this module for the arguments.
 """
 
@@ -21,7 +22,7 @@ from plaudit_wire.records import StepRecord
 _REFUSED = 2
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("step", "step", "{:.0f}"),
-    ("reward", "reward/mean", "{:.3f}"),
+    ("reward", "reward/mean", "{:z.3f}"),
     ("staleness", "reward_pipeline/staleness/mean", "{:.2f}"),
     ("step s", "step_s", "{:.2f}"),
     ("wait s", "trainer_wait_s", "{:.2f}"),
@@ -106,7 +107,7 @@ def _exit_code(work: Callable[[], None]) -> int:
 
     try:
         work()
-    except (_UnknownRunError, UnreadableFileError, OSError) as error:
+    except (_UnknownRunError, UnreadableFileError) as error:
         sys.stderr.write(printable(f"{error}", keep="\n") + "\n")
         return _REFUSED
     return 0
@@ -162,13 +163,20 @@ def _write_trace(folder: Path, arguments: argparse.Namespace) -> None:
     import msgspec
 
     from plaudit_metrics.service.trace import chrome_trace
+    from plaudit_metrics.sources.sample_schema import FOLDER, samples_file
     from plaudit_metrics.sources.samples import read_step_samples
 
     record = next((each for each in _steps_of(folder) if each.step == arguments.step), None)
     if record is None:
         raise _UnknownRunError(f"the run in {folder} has no closed step {arguments.step}")
+    file = samples_file(folder / FOLDER, record.step, record.incarnation)
+    if not file.exists():
+        raise _UnknownRunError(
+            f"no samples of step {record.step} are stored: there is no {file}. A run stores them unless "
+            "metrics.keepSamples is false"
+        )
     stored = read_step_samples(folder, record.step, record.incarnation)
-    output = arguments.output or Path(f"{folder.resolve().name}-step-{record.step}.json")
+    output = arguments.output = arguments.output or Path(f"{folder.resolve().name}-step-{record.step}.json")
     output.write_bytes(msgspec.json.encode(chrome_trace(record, stored.samples, stored.groups)))
     sys.stdout.write(f"{output}: {len(stored.samples)} samples; open it at https://ui.perfetto.dev\n")
 
@@ -177,6 +185,6 @@ def _write_report(folder: Path, arguments: argparse.Namespace) -> None:
     from plaudit_metrics.terminal.report import report as html
 
     run = folder.resolve().name
-    output = arguments.output or Path(f"{run}.html")
+    output = arguments.output = arguments.output or Path(f"{run}.html")
     output.write_text(html(folder, run), encoding="utf-8")
     sys.stdout.write(f"{output}: {output.stat().st_size / 1e6:.1f} MB; open it in a browser\n")

@@ -234,7 +234,7 @@ def _steps(steps: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
 
 _STEP_FIGURES = (
     ("step", "step", "{}"),
-    ("reward", "reward/mean", "{:.3f}"),
+    ("reward", "reward/mean", "{:z.3f}"),
     ("staleness", "reward_pipeline/staleness/mean", "{:.2f}"),
     ("step s", "step_s", "{:.2f}"),
     ("exposed reward s", "exposed_reward_s", "{:.2f}"),

@@ -3,6 +3,7 @@
 | form | parameters | scope |
 | --- | --- | --- |
 | ``verl`` | any of ``data_source, solution_str, ground_truth, extra_info``, ``solution_str`` among them | sample |
+| ``verl batch`` | the same in the plural, ``solution_strs`` among them | group; sample: lists of one |
 | ``trl`` | ``completions``, usually ``prompts``, and columns | group; sample: lists of one |
 | ``sample`` | one parameter, any other name | sample |
 | ``samples`` | one parameter, any other name | group |
@@ -58,6 +59,8 @@ def _tokenizer(served: ServedModel) -> Any:
 
 
 VERL_PARAMETERS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
+_OF_BATCH = {f"{name}s": name for name in VERL_PARAMETERS}
+"""The parameters of a function for verl's ``batch`` reward manager: each a list of what its singular stands for."""
 _VALUES_PARAMETERS = frozenset({"rewards", "scores", "values"})
 _TRL_UNAVAILABLE = frozenset({"completion_ids", "completions_ids", "trainer_state"})
 """Arguments that only TRL's trainer can pass: accepted with a default, refused without."""
@@ -67,7 +70,8 @@ _SECOND: dict[CallingConvention, str] = {"combine": "sample", "answer": "sample"
 """Forms whose second parameter, if it has this name, is filled as well."""
 _FORMS = (
     "verl's (data_source, solution_str, ground_truth, extra_info), TRL's (prompts, completions, **columns), "
-    "or Plaudit's (sample); with scope: group TRL's, (samples), or (rewards)"
+    "or Plaudit's (sample); with scope: group TRL's, verl's in the plural (data_sources, solution_strs, …), (samples), "
+    "or (rewards)"
 )
 
 
@@ -112,6 +116,8 @@ def _form(names: Mapping[str, inspect.Parameter], any_keyword: bool, scope: Scop
         return _ONE_FORM[scope]
     if "solution_str" in names:
         return "verl"
+    if "solution_strs" in names:
+        return "verl batch"
     if "completions" in names:
         return "trl"
     first = next(iter(names.values()), None)
@@ -139,7 +145,7 @@ def _check_arguments(
                 f"{where} has no parameter {name!r}: remove it from python.arguments, or add it to the function "
                 f"(it has {', '.join(names) or 'none'})"
             )
-    passed_in_order = frozenset() if form in {"verl", "trl"} else filled
+    passed_in_order = frozenset() if form in {"verl", "verl batch", "trl"} else filled
     for name, parameter in names.items():
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and name not in passed_in_order:
             raise ConfigurationError(
@@ -164,6 +170,8 @@ def _check_arguments(
 def _filled_by_plaudit(form: CallingConvention, names: Mapping[str, inspect.Parameter]) -> frozenset[str]:
     if form == "verl":
         return VERL_PARAMETERS
+    if form == "verl batch":
+        return frozenset(_OF_BATCH)
     if form == "trl":
         return frozenset({"prompts", "completions"})
     num_positional = 2 if form in _SECOND and list(names)[1:2] == [_SECOND[form]] else 1
@@ -266,15 +274,30 @@ def _verl(function: Function, arguments: dict[str, Any]) -> Caller:
 
     def call(samples: Sequence[Sample], values: Any) -> Any:
         (sample,) = samples
-        columns = {
-            "data_source": sample.data_source,
-            "solution_str": sample.response,
-            "ground_truth": sample.ground_truth,
-            "extra_info": {**_added_by_verl(sample), **sample.extra_info},
-        }
+        columns = _verl_columns(sample)
         return function(**{name: columns[name] for name in accepted}, **arguments)
 
     return call
+
+
+def _verl_batch(function: Function, arguments: dict[str, Any]) -> Caller:
+    parameters = parameters_of(function)
+    accepted = {plural: name for plural, name in _OF_BATCH.items() if plural in parameters or takes_any(parameters)}
+
+    def call(samples: Sequence[Sample], values: Any) -> Any:
+        columns = [_verl_columns(sample) for sample in samples]
+        return function(**{plural: [each[name] for each in columns] for plural, name in accepted.items()}, **arguments)
+
+    return call
+
+
+def _verl_columns(sample: Sample) -> dict[str, Any]:
+    return {
+        "data_source": sample.data_source,
+        "solution_str": sample.response,
+        "ground_truth": sample.ground_truth,
+        "extra_info": {**_added_by_verl(sample), **sample.extra_info},
+    }
 
 
 def _added_by_verl(sample: Sample) -> dict[str, Any]:
@@ -359,6 +382,7 @@ def _of_values(kind: type, second: str, function: Function, arguments: dict[str,
 
 _CALLERS: dict[CallingConvention, Callable[[Function, dict[str, Any]], Caller]] = {
     "verl": _verl,
+    "verl batch": _verl_batch,
     "trl": _trl,
     "sample": lambda function, arguments: lambda samples, values: function(samples[0], **arguments),
     "samples": lambda function, arguments: lambda samples, values: function(list(samples), **arguments),

@@ -145,7 +145,7 @@ Scope = Literal["sample", "group", "combine", "answer", "answers"]
 """What one call of the function sees: a sample, the samples of a group, the values of one sample's scorers, a judge's
 answer about one sample, or about the samples of a group."""
 Isolation = Literal["process", "thread", "inline"]
-CallingConvention = Literal["verl", "trl", "sample", "samples", "values", "combine", "answer", "answers"]
+CallingConvention = Literal["verl", "verl batch", "trl", "sample", "samples", "values", "combine", "answer", "answers"]
 """The calling convention of a function; see ``forms``."""
 
 

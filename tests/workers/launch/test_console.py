@@ -11,7 +11,7 @@ from rich.console import Console
 
 from plaudit_metrics.sources.steps import append_step
 from plaudit_wire.records import StepRecord
-from plaudit_workers.launch.run import StepLines
+from plaudit_workers.launch.run import StepLines, print_summary
 
 
 def step(number: int, **statistics: float) -> StepRecord:
@@ -45,6 +45,17 @@ def test_a_pipe_gets_the_same_rows_as_a_terminal(tmp_path: Path) -> None:
         ["1", "0.052", "40%", "-", "1.23", "-", "generation"],
         ["2", "-", "-", "-", "1.23", "-", "generation"],
     ]
+
+
+def test_a_mean_of_normalised_rewards_has_no_sign(tmp_path: Path) -> None:
+    """Within its group each sums up to 0, or to a rounding error below it."""
+    append_step(file := tmp_path / "steps.jsonl", step(1, **{"reward/mean": -1e-17}))
+    lines = StepLines(tmp_path / "new.jsonl", Console(file=(stream := io.StringIO()), color_system=None))
+    (tmp_path / "new.jsonl").write_bytes(file.read_bytes())
+    lines.print_new()
+    print_summary(Console(file=stream, color_system=None), tmp_path, restarts={})
+    assert stream.getvalue().splitlines()[1].split()[1] == "0.000"
+    assert "mean reward: 0.000 at the first step, 0.000 over the last 1" in stream.getvalue()
 
 
 def test_json_is_the_line_of_the_file_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from plaudit_job.problem import JobError
+from plaudit_metrics.sources.steps import RunEnding, write_ending
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.cli import main
 from plaudit_workers.data_facts import DataFacts, FactsOfRows, FileFacts
@@ -69,6 +71,41 @@ class Prepared:
 def run(tmp_path: Path) -> Prepared:
     job_file(tmp_path)
     return Prepared(tmp_path)
+
+
+def test_what_this_machine_lacks_is_a_problem_of_its_field_and_leaves_no_folder(
+    run: Prepared, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run's name would be taken by one that never began."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        service = {"url": "http://127.0.0.1:9", "tokenSecret": {"name": "shared", "key": "token"}}
+        reward = {"scorers": [{"name": "s", "kind": "service", "service": service}], "gateway": {"port": port}}
+        job = yaml.safe_load((run.folder / "job.yaml").read_text()) | {"spec": {"reward": reward}}
+        (run.folder / "job.yaml").write_text(yaml.safe_dump(job))
+        with pytest.raises(JobError) as refusal:
+            run("mine")
+    assert "scorers[0].service.tokenSecret: key 'token' of Secret 'shared' has no value" in str(refusal.value)
+    assert f"spec.reward.gateway.port: {port} is in use on this machine. Stop what listens on it" in str(refusal.value)
+    assert main(["validate", str(run.folder / "job.yaml")]) == 0
+    assert "note: spec.reward.scorers[0].service.tokenSecret: key 'token'" in capsys.readouterr().out
+    assert not (run.folder / "runs").exists()
+    monkeypatch.setenv("PLAUDIT_SECRET_SHARED_TOKEN", "x")
+    assert run("mine") is not None
+
+
+def test_a_run_that_was_refused_before_it_began_leaves_its_name_free(run: Prepared) -> None:
+    folder = run("mine")
+    assert folder is not None
+    with pytest.raises(RefusedError, match="holds a run already"):
+        run("mine")
+    write_ending(folder, RunEnding(2, "no room", 0.0))
+    (folder / "redis").mkdir()
+    assert run("mine") == folder
+    assert not (folder / "redis").exists()
+    (folder / "service.json").write_text("{}")
+    with pytest.raises(RefusedError, match="holds a run already"):
+        run("mine")
 
 
 def checkpoint(folder: Path, step: int, incarnation: int = 1) -> None:

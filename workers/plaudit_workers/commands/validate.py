@@ -13,7 +13,7 @@ from plaudit_job.reference import job_schema
 from plaudit_wire.printable import print_text
 from plaudit_workers.commands.plan import known_problems
 from plaudit_workers.launch.checks import short_model
-from plaudit_workers.launch.code_checks import all_problems, ignored, lacking_gpus, lacking_packages
+from plaudit_workers.launch.code_checks import all_problems, ignored, lacking_gpus, lacking_packages, lacking_secrets
 from plaudit_workers.process import EXIT_DONE
 
 
@@ -31,7 +31,7 @@ def validate(arguments: argparse.Namespace) -> int:
             raise JobError(locate(report.problems, path), path)
         job = examination.job
         problems = [*report.problems, *known_problems(job)]
-        away = (*lacking_packages(job), *lacking_gpus(job))
+        away = (*lacking_secrets(job), *lacking_packages(job), *lacking_gpus(job))
         notes = [*report.notes, *short_model(job), *away, *ignored(job), *without_effect(job)]
     if problems:
         raise JobError(locate(problems, path), path)

@@ -24,6 +24,7 @@ import msgspec
 from plaudit_job.load import Examination
 from plaudit_job.problem import Problem, did_you_mean, is_within, nearest
 from plaudit_job.rules.training import pods_of
+from plaudit_job.secrets import reward_secrets, secret_value, transport_secrets
 from plaudit_job.spec.algorithm import LossSpec
 from plaudit_job.spec.pod import PodSpec, ResourcesSpec
 from plaudit_job.spec.rljob import RLJob
@@ -31,9 +32,11 @@ from plaudit_job.spec.section import Section
 from plaudit_reward.functions.check import IMPORTED_WITHIN_S, check
 from plaudit_reward.functions.forms import ENVIRONMENTS
 from plaudit_reward.functions.result import Target
+from plaudit_wire.errors import RefusedError
 from plaudit_workers.data_files import RowForm
 from plaudit_workers.launch.checks import check_files, unreachable
 from plaudit_workers.launch.data_checks import DataReport, check_data, data_sections, shared_extra_info
+from plaudit_workers.launch.redis import is_free
 from plaudit_workers.service.build import function_target
 
 _CHECKED_AT_ONCE = 4
@@ -158,6 +161,27 @@ def lacking_packages(job: RLJob) -> Iterator[Problem]:
                 f"{package} is not installed for {sys.executable}",
                 f"Install plaudit-workers[{extra}], or run the job where it is (plaudit run --address, Kubernetes)",
             )
+
+
+def lacking_secrets(job: RLJob) -> Iterator[Problem]:
+    """Yield the Secrets that have no value here; a run elsewhere may have them."""
+    for field, secret in (*reward_secrets(job.spec.reward), *transport_secrets(job.spec.transport)):
+        try:
+            secret_value(secret, field)
+        except RefusedError as error:
+            message, _, remedy = str(error).removeprefix(f"{field}: ").partition(". ")
+            yield Problem(field, message, remedy)
+
+
+def taken_port(job: RLJob) -> Iterator[Problem]:
+    """Yield the port of the gateway if something listens on it here."""
+    gateway = job.spec.reward.gateway
+    if gateway.port and gateway.replicas and not job.spec.trains and not is_free(gateway.port):
+        yield Problem(
+            "spec.reward.gateway.port",
+            f"{gateway.port} is in use on this machine",
+            "Stop what listens on it, or give another; 0 is a free one",
+        )
 
 
 def _gpus_here() -> int:

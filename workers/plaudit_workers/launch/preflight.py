@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -27,12 +28,23 @@ from plaudit_job.load import dump_job, examine_job, job_data, load_job, locate
 from plaudit_job.problem import JobError, Problem, is_within
 from plaudit_job.spec.rewards import RewardModelSpec
 from plaudit_job.spec.rljob import RLJob
+from plaudit_metrics.sources.steps import read_ending
 from plaudit_reward.http import HttpClient, NoResponseError, proxy_for
 from plaudit_wire.errors import CallTimeoutError, RefusedError
 from plaudit_workers.data_facts import DataFacts, accept, refuse_changed_data
 from plaudit_workers.launch.checks import architecture_of, class_problem, hub_cache
-from plaudit_workers.launch.code_checks import all_problems, lacking_gpus, lacking_packages, preflight
+from plaudit_workers.launch.code_checks import (
+    all_problems,
+    lacking_gpus,
+    lacking_packages,
+    lacking_secrets,
+    preflight,
+    taken_port,
+)
 from plaudit_workers.launch.live import reported_wait
+from plaudit_workers.launch.transport import SERVICE_FILE
+from plaudit_workers.process import EXIT_REFUSED
+from plaudit_workers.training.state import Lineage
 
 _FIXED_FIELDS = ("spec.seed", "spec.model", "spec.data")
 """A checkpoint continues one model on one order of prompts; anything else would be another run."""
@@ -97,6 +109,7 @@ def prepare(arguments: argparse.Namespace, console: Console, stack: ExitStack) -
         _refuse_problems(job, arguments, console)
         folder = new_run(runs, job.metadata.name, arguments.run)
         lock = stack.enter_context(RunLock(folder, _RUNNING))
+        shutil.rmtree(folder / "redis", ignore_errors=True)  # of a run of this name that never began
     else:
         lock = stack.enter_context(RunLock(folder, _RUNNING))
         if _is_finished(job, folder, console):
@@ -163,7 +176,8 @@ def _refuse_problems(job: RLJob, arguments: argparse.Namespace, console: Console
     files = sorted({scorer.python.path for scorer in job.spec.reward.scorers if scorer.python})
     with reported_wait(console, f"the import of {', '.join(files)}" if files and imports else "the job's files"):
         report = preflight(job, imports=imports)
-    problems = [*report.problems, *((*lacking_packages(job), *lacking_gpus(job)) if imports else ())]
+    problems = [*report.problems, *lacking_secrets(job), *taken_port(job)]
+    problems += (*lacking_packages(job), *lacking_gpus(job)) if imports else ()
     if not problems:
         with reported_wait(console, "the model hub"):
             problems = check_hub_models(job)
@@ -248,7 +262,7 @@ def _report_changes(job: RLJob, folder: Path, console: Console, *, accepted: boo
 def new_run(runs: Path, job_name: str, run: str | None) -> Path:
     """Make the folder of a new run."""
     folder = (runs / (run or f"{job_name}-{secrets.token_hex(3)}")).resolve()
-    if (folder / "job.yaml").exists():
+    if (folder / "job.yaml").exists() and not _never_began(folder):
         raise RefusedError(f"{folder} holds a run already: choose another --run, or add --resume to continue it")
     try:
         for part in PARTS:
@@ -258,6 +272,13 @@ def new_run(runs: Path, job_name: str, run: str | None) -> Path:
             f"{folder} cannot be written: {error.strerror}. Choose another folder with --runs-folder"
         ) from error
     return folder
+
+
+def _never_began(folder: Path) -> bool:
+    """Return True for a run that was refused before its trainer began or its gateway answered."""
+    ending = read_ending(folder)
+    began = Lineage.read(folder / "checkpoints").newest or (folder / SERVICE_FILE).exists()
+    return ending is not None and ending.code == EXIT_REFUSED and not began
 
 
 def resumed_run(runs: Path, job_name: str, run: str | None) -> Path:

@@ -206,3 +206,14 @@ def free_port(host: str = "127.0.0.1") -> int:
             listener.bind((host, port))
             return port
     raise RefusedError(f"20 ports of {host} between {_SERVERS_PORTS[0]} and {_SERVERS_PORTS[-1]} are all taken")
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Return True if nothing listens on a TCP port."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError:
+            return False
+    return True

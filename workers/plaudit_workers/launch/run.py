@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import secrets
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -38,7 +37,7 @@ from plaudit_workers.launch.code_checks import ignored
 from plaudit_workers.launch.live import Interrupt, LiveMessages, RunConsole, print_live, reported_wait
 from plaudit_workers.launch.plan import TOKENS_FOLDER, LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
 from plaudit_workers.launch.preflight import Prepared, prepare
-from plaudit_workers.launch.redis import free_port, write_private
+from plaudit_workers.launch.redis import free_port, is_free, write_private
 from plaudit_workers.launch.served_models import own_address
 from plaudit_workers.launch.supervisor import LocalProcesses, Processes, Supervisor, has_gpus
 from plaudit_workers.launch.transport import SERVICE_FILE, RedisAccess, run_redis, write_redis_address
@@ -52,7 +51,7 @@ _SERVICE_READY_WITHIN_S = 600.0
 _STRETCH_OF_UPTIME_S = 600.0
 _COLUMNS = (
     ("step", "step", 6, "{:.0f}"),
-    ("reward", "reward/mean", 8, "{:.3f}"),
+    ("reward", "reward/mean", 8, "{:z.3f}"),
     ("no score", "reward_pipeline/masked_share", 10, "{:.0%}"),
     ("staleness", "reward_pipeline/staleness/mean", 10, "{:.2f}"),
     ("step s", "step_s", 8, "{:.2f}"),
@@ -304,7 +303,7 @@ class StepLines:
         if step["num_samples"]:  # step 0 is the validation before any training
             self._print_row(step)
         if rewards := validation_rewards(step):
-            means = ", ".join(f"{source} {reward:.3f}" for source, reward in sorted(rewards.items()))
+            means = ", ".join(f"{source} {reward:z.3f}" for source, reward in sorted(rewards.items()))
             self._console.out(f"{step['step']:6.0f}  validation reward: {means}")
 
     def _print_row(self, step: dict[str, Any]) -> None:
@@ -351,7 +350,7 @@ def print_summary(console: Console, folder: Path, *, restarts: dict[str, int]) -
     if rewards:
         last = rewards[-10:]
         console.out(
-            f"mean reward: {rewards[0]:.3f} at the first step, {sum(last) / len(last):.3f} over the last {len(last)}"
+            f"mean reward: {rewards[0]:z.3f} at the first step, {sum(last) / len(last):z.3f} over the last {len(last)}"
         )
     ledger_file = folder / "ledger.json"
     if ledger_file.exists():
@@ -384,7 +383,7 @@ def gateway_address(folder: Path, spec: GatewaySpec) -> GatewayAddress:
     if not spec.replicas:
         return GatewayAddress()
     earlier = _earlier_address(folder)
-    port = spec.port or (earlier.port if _is_free(earlier.port) else free_port())
+    port = spec.port or (earlier.port if earlier.port and is_free(earlier.port) else free_port())
     token = earlier.token or secrets.token_urlsafe(32)
     write_private(folder / TOKENS_FOLDER / "client", token)
     return GatewayAddress(f"http://127.0.0.1:{port}", token)
@@ -431,18 +430,6 @@ def _earlier_address(folder: Path) -> GatewayAddress:
         return written if written.port >= 0 else GatewayAddress()  # raises for an address that has none
     except (OSError, ValueError, RecursionError):
         return GatewayAddress()
-
-
-def _is_free(port: int) -> bool:
-    if not port:
-        return False
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def stretches_of_uptime() -> int:
