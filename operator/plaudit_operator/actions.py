@@ -27,6 +27,7 @@ rest causes no writes. Replicas of several pods are Jobs with numbers; the highe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,11 +35,13 @@ from typing import Any
 from plaudit_job.spec.rljob import Spec
 from plaudit_operator import names
 from plaudit_operator.observed import Object, Observed, attempt_of, labels, owner_uid, recorded_run, seconds
-from plaudit_operator.pod_state import is_disrupted, is_leaving, is_over, lost_since
+from plaudit_operator.pod_state import is_disrupted, is_leaving, is_over, lost_since, sidecars_left
 from plaudit_operator.runtime.kinds import CHILDREN
 
 Manifest = dict[str, Any]
 _GRACE_S = 120
+_GRACE_OF_SIDECARS_S = 10
+"""Of a trainer's pod whose process has ended: plain sidecars would hold its GPUs for the trainer's ten minutes."""
 _OUTLIVING = ("StatefulSet", "Service")
 """Kinds of Redis's objects that a trainer needs to its end; its pod has mounted the Secret already."""
 _AFTER_GRACE_S = 30.0
@@ -73,6 +76,8 @@ class Patch:
     kind: str
     name: str
     body: Manifest
+    is_there: bool = True
+    """False if the object may be missing, and all is well then."""
 
 
 @dataclass(frozen=True)
@@ -130,18 +135,30 @@ def earliest(*waits: float | None) -> float | None:
 def cleanup_actions(observed: Observed) -> list[Action]:
     """Return the deletions and stops that are due; empty once they are done."""
     policy = (observed.job["spec"].get("lifecycle") or {}).get("cleanup", "All")
+    actions: list[Action] = [
+        Delete.of("Pod", pod, grace_s=_GRACE_OF_SIDECARS_S)
+        for pod in observed.pods_of("trainer")
+        if sidecars_left(pod, "trainer") and _grace_s(pod) > _GRACE_OF_SIDECARS_S
+    ]
     if policy == "None":  # the objects stay for inspection, but the trainer of a failed job is stopped
         jobs = [job for job in observed.jobs_of("trainer") if (job.get("status") or {}).get("active")]
         stopped = [suspend_job(job, suspend=True) for job in jobs if not job["spec"].get("suspend")]
         brokers = [each for each in observed.own("Deployment") if labels(each).get(names.LABEL_ROLE) == "sandboxes"]
-        return [*stopped, *(Delete.of("Deployment", broker) for broker in brokers if not is_leaving(broker))]
+        left = (Delete.of("Deployment", broker) for broker in brokers if not is_leaving(broker))
+        return [*actions, *stopped, *left]
     kept = names.role_object(observed.name, "redis") if policy == "KeepTransport" else ""
-    return [
+    return actions + [
         Delete.of(kind.kind, child)
         for kind in CHILDREN
         for child in observed.own(kind.kind)
         if child["metadata"]["name"] != kept and not is_leaving(child)
     ]
+
+
+def _grace_s(pod: Object) -> float:
+    """Return the grace period of a pod's deletion; endless for one that is not being deleted."""
+    grace_s = pod["metadata"].get("deletionGracePeriodSeconds")
+    return math.inf if grace_s is None else float(grace_s)
 
 
 def outliving_trainer(manifest: Manifest, observed: Observed) -> Manifest:
@@ -165,9 +182,14 @@ def left_behind(observed: Observed) -> list[Object]:
     free = [child for child in observed.children.values() if _is_free(child)]
     if not free:
         return free
-    bare = [child for child in free if not child["metadata"].get("ownerReferences")]
+    bare = [child for child in free if not follows_a_pod(child)]
     config = observed.children.get(("ConfigMap", names.job_config(observed.name)))
     return free if config in bare or observed.run_uid != observed.uid else bare
+
+
+def follows_a_pod(child: Object) -> bool:
+    """Return True if an object is deleted with a pod: Redis of a deleted job, which its trainer needs to its end."""
+    return any(owner["kind"] == "Pod" for owner in child["metadata"].get("ownerReferences") or [])
 
 
 def _is_free(child: Object) -> bool:
@@ -207,8 +229,7 @@ def hurry(pods: Iterable[Object]) -> list[Delete]:
     return [
         Delete.of("Pod", pod, grace_s=_GRACE_S)
         for pod in pods
-        if labels(pod).get(names.LABEL_ROLE) == "trainer"
-        and int(pod["metadata"].get("deletionGracePeriodSeconds") or 0) > _GRACE_S
+        if labels(pod).get(names.LABEL_ROLE) == "trainer" and _GRACE_S < _grace_s(pod) < math.inf
     ]
 
 

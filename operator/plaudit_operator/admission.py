@@ -102,6 +102,21 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
     return admitted_anew(job_object, files)
 
 
+def unreadable(data: Mapping[str, str]) -> str:
+    """Return what is wrong with the data of a job's own ConfigMap, which somebody edited; empty if it can be read."""
+    for key in ("spec.json", "current.json", "templates.json", "files.json"):
+        if key not in data:
+            return f"{key} is missing"
+    for key, text in data.items():
+        if key.endswith(".json") or key == "job.yaml":
+            kind = list if key in ("files.json", "mutable-fields.json") else dict
+            try:
+                msgspec.json.decode(text, type=kind)
+            except msgspec.DecodeError as error:
+                return f"{key}: {error}"
+    return ""
+
+
 def admitted_anew(job_object: Object, files: Object | None) -> Admitted | RefusedJob:
     """Validate an object whose spec is not in effect yet, and read its files."""
     job, problems = parsed(job_object, job_object["spec"])

@@ -29,7 +29,17 @@ from plaudit_job.spec.rljob import BackoffSpec, FailurePolicySpec, FailureRuleSp
 from plaudit_operator import names, pod_state
 from plaudit_operator.actions import Delete, Patch, suspend_job
 from plaudit_operator.names import Reason
-from plaudit_operator.observed import Object, Observed, annotations_of, attempt_of, holds, labels, seconds, timestamp
+from plaudit_operator.observed import (
+    Object,
+    Observed,
+    annotations_of,
+    attempt_of,
+    holds,
+    labels,
+    owner_uid,
+    seconds,
+    timestamp,
+)
 from plaudit_wire.backoff import backoff_s
 
 RoleVerdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
@@ -64,7 +74,9 @@ def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -
     # A sidecar that ended badly fails the pod and its Job, even if the trainer is done.
     if holds(job, "Complete") or ends.count(0) == job["spec"].get("completions", 1):
         return TrainerAttempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
-    held = [pod for pod in pods if pod_state.is_held_by_sidecar(pod, "trainer")]
+    # Of a suspended Job the pods end because they are deleted.
+    suspended = bool(job["spec"].get("suspend"))
+    held = [pod for pod in pods if not suspended and pod_state.sidecars_left(pod, "trainer")]
     codes = {code for pod in held for code, _ in pod_state.exit_of(pod, "trainer")}
     if holds(job, "Failed", "FailureTarget") or codes - {0}:
         return _failed(observed, number, job, rules)
@@ -97,6 +109,10 @@ def _by_default(number: int, job: Object, pods: list[Object], exits: list[tuple[
         message = next((message for found, message in exits if found == code), None)
         if message is not None:
             return TrainerAttempt(number, "final", reason, f"the trainer exited with code {code}: {message}", job)
+    if not exits and not any(map(pod_state.is_disrupted, pods)) and (failed := next(_failed_starts(pods), None)):
+        name, code, message = failed
+        text = f"attempt {number} of the trainer did not start: {name} exited with code {code}: {message}"
+        return TrainerAttempt(number, "failed", Reason.ATTEMPT_FAILED, text, job)
     stopped = any(code == names.EXIT_STOPPED for code, _ in exits)
     if not exits or stopped or any(map(pod_state.is_disrupted, pods)) or _began_with_a_deletion(pods):
         message = f"the cluster ended attempt {number} of the trainer{_rejection(pods)}"
@@ -104,6 +120,10 @@ def _by_default(number: int, job: Object, pods: list[Object], exits: list[tuple[
     code, message = max(exits, key=lambda found: (bool(found[1]), found[0]))
     text = f"attempt {number} of the trainer exited with code {code}: {message or 'no message'}"
     return TrainerAttempt(number, "failed", Reason.ATTEMPT_FAILED, text, job)
+
+
+def _failed_starts(pods: list[Object]) -> Iterator[tuple[str, int, str]]:
+    return (failed for pod in pods if (failed := pod_state.failed_start(pod)))
 
 
 def _began_with_a_deletion(pods: list[Object]) -> bool:
@@ -236,6 +256,24 @@ def never_ran(job: Object, pods: Sequence[Object], template: str) -> bool:
     return made_from != template and not pod_state.is_leaving(job) and not any(map(pod_state.has_run, pods))
 
 
+def restored_sizes(observed: Observed) -> list[Patch]:
+    """Return the changes that let Jobs run all of their pods again, where somebody lowered ``parallelism``."""
+    cut = [job for job in observed.own("Job") if job["spec"].get("parallelism") != job["spec"].get("completions")]
+    return [
+        Patch("Job", meta["name"], {"metadata": {"uid": meta["uid"]}, "spec": {"parallelism": spec["completions"]}})
+        for meta, spec in ((job["metadata"], job["spec"]) for job in cut if not pod_state.is_leaving(job))
+    ]
+
+
+def deletions_of_orphans(pods: Sequence[Object]) -> list[Delete]:
+    """Return the deletions of pods that their Job left (``kubectl delete job --cascade=orphan``).
+
+    Nobody would learn of their end, and another Job cannot take them over.
+    """
+    left = (pod for pod in pods if not pod_state.is_leaving(pod) and not owner_uid(pod))
+    return [Delete.of("Pod", pod) for pod in left]
+
+
 def decide_replicas(
     observed: Observed, group: str, template: str, count: int, policy: BackoffSpec, now: float
 ) -> ReplicaDecision:
@@ -254,6 +292,7 @@ def decide_replicas(
         if replica >= count:
             continue
         if newest is None:
+            decision.changes += deletions_of_orphans(own_pods)
             if not own_pods:
                 decision.starts.append(ReplicaAttempt(replica))
         elif _has_ended(newest, own_pods):
@@ -269,7 +308,7 @@ def decide_replicas(
 def _has_ended(job: Object, pods: Sequence[Object]) -> bool:
     """Return True if a pod of the attempt ended, well or badly: the others cannot go on without it."""
     status = job.get("status") or {}
-    if any(pod_state.is_held_by_sidecar(pod, "rollout") for pod in pods if attempt_of(pod) == attempt_of(job)):
+    if any(pod_state.sidecars_left(pod, "rollout") for pod in pods if attempt_of(pod) == attempt_of(job)):
         return True
     over = holds(job, "Failed", "FailureTarget", "Complete", "SuccessCriteriaMet")
     return over or bool(status.get("failed") or status.get("succeeded"))

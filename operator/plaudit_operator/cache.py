@@ -31,7 +31,7 @@ class Key(NamedTuple):
 _POD_FIELDS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 _METADATA_FIELDS = (
     *("name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "ownerReferences"),
-    *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
+    *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "finalizers"),
 )
 _OWNING = {kind.kind for kind in OWNERS}
 _DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -62,12 +62,22 @@ class Cache:
         """Store one event of a watch; return the keys of the jobs that changed."""
         key, name, kept = _kept(kind, item)
         with self._lock:
+            known = self._known_as(kind, item, key)
             if event == "DELETED":
-                return self._drop(kind, key, name)
+                return self._drop(kind, known, name)
+            moved = self._drop(kind, known, name) if known != key else set()
             if key is not None and kind.kind == "Pod" and "deletionTimestamp" in item["metadata"]:
                 before = self._children.get(key[:2], {}).get((kind.kind, name))
                 kept = _with_first_deletion(kept, before)
-            return self._put(kind, key, name, kept)
+            return moved | self._put(kind, key, name, kept)
+
+    def _known_as(self, kind: Kind, item: Object, key: Key | None) -> Key | None:
+        """Return the job to which a changed object belonged: somebody may have taken away the label that says so."""
+        namespace, named = item["metadata"]["namespace"], (kind.kind, item["metadata"]["name"])
+        if kind in OWNERS or (key is not None and named in self._children.get(key[:2], {})):
+            return key
+        holders = (job for job, children in self._children.items() if job[0] == namespace and named in children)
+        return next((Key(*job) for job in holders), key)
 
     def keys(self) -> list[Key]:
         """Return the keys of all jobs."""

@@ -19,6 +19,8 @@ NO_SUCH_KIND = "this cluster has no"
 
 OF_EARLIER_JOB = "of an earlier job of this name"
 """Part of the message about an object that garbage collection has not deleted yet."""
+AWAITS_FINALIZER = "waits for its finalizer"
+"""Part of the message about an object whose deletion somebody else holds up."""
 
 
 def delete_command(namespace: str, objects: Iterable[tuple[str, str]]) -> str:
@@ -120,9 +122,12 @@ def run_uid(job: Object, children: Mapping[tuple[str, str], Object]) -> str:
 
 
 def recorded_run(config: Object) -> dict[str, str]:
-    """Return kind and uid of the object that a run began with; empty if an earlier operator did not record them."""
-    recorded: dict[str, str] = json.loads((config.get("data") or {}).get(names.RUN_KEY, "{}"))
-    return recorded
+    """Return kind and uid of the object that a run began with; empty if that is not recorded, or unreadable."""
+    try:
+        recorded = json.loads((config.get("data") or {}).get(names.RUN_KEY, "{}"))
+    except ValueError:  # somebody edited it, and is told so
+        return {}
+    return recorded if isinstance(recorded, dict) else {}
 
 
 def labels(item: Object) -> Mapping[str, str]:

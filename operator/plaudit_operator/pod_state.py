@@ -14,6 +14,8 @@ _IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrIm
 _GANG_DOES_NOT_FIT = "pod group is unschedulable"
 """The scheduler's message for a pod that would fit by itself."""
 _STARTS_WITHIN_S = 90.0
+_OF_KUBERNETES = ("foregroundDeletion", "orphan", "batch.kubernetes.io/job-tracking")
+"""Finalizers that Kubernetes sets, and takes off by itself."""
 _MESSAGE_END = 500
 """Characters of a termination message that are shown: its end, which holds the error."""
 
@@ -35,23 +37,37 @@ def problem_of(pod: Object, now: float) -> tuple[str, str] | None:
             return found[0], f"{name}: {found[1]}"
     if is_late(pod, now):
         for condition in conditions_of(pod):
-            if condition["type"] == "Initialized" and condition["status"] == "False" and condition.get("message"):
-                problem = f"{condition['message']}, 90 s after the pod got its node"
-                return Reason.STARTING, f"{name}: {problem}. The role starts once they have ended or are ready"
+            told = _LATE.get((pod["status"].get("phase"), condition["type"]))
+            if told and condition["status"] == "False" and condition.get("message"):
+                return Reason.STARTING, f"{name}: {told.format(condition['message'])}"
     return None
 
 
+_LATE = {
+    ("Pending", "Initialized"): (
+        "{}, 90 s after the pod got its node. The role starts once they have ended or are ready"
+    ),
+    ("Running", "Ready"): "{}, for 90 s. Their probes tell why: kubectl describe pod",
+}
+"""What is told of a late pod, by its phase and the condition whose message says what it lacks."""
+
+
 def late_at(pod: Object) -> float | None:
-    """Return when a pod with a node that has not started is late (seconds since the epoch); None for other pods."""
-    if is_leaving(pod) or pod.get("status", {}).get("phase") != "Pending":
+    """Return when a pod is late (seconds since the epoch); None for one that is ready, ended, or has no node.
+
+    That is 90 s after it got its node, or after it was last ready.
+    """
+    phase = pod.get("status", {}).get("phase")
+    if is_leaving(pod) or phase not in ("Pending", "Running") or not is_scheduled(pod):
         return None
-    bound = (c.get("lastTransitionTime") for c in conditions_of(pod) if c["type"] == "PodScheduled")
-    since = next((seconds(at) for at in bound if at and is_scheduled(pod)), None)
+    kind, status = ("PodScheduled", "True") if phase == "Pending" else ("Ready", "False")
+    times = (c.get("lastTransitionTime") for c in conditions_of(pod) if (c["type"], c["status"]) == (kind, status))
+    since = next((seconds(at) for at in times if at), None)
     return None if since is None else since + _STARTS_WITHIN_S
 
 
 def is_late(pod: Object, now: float) -> bool:
-    """Return True if a pod has had a node for long and has not started."""
+    """Return True if a pod has had a node for long and has not started, or has not been ready for long."""
     late = late_at(pod)
     return late is not None and now >= late
 
@@ -89,8 +105,7 @@ def _ended(status: Object) -> tuple[str, str] | None:
 def exit_of(pod: Object, container: str) -> Iterator[tuple[int, str]]:
     """Yield exit code and termination message of a container that ended for good."""
     for ended in _terminated(pod, container):
-        message = "out of memory" if ended.get("reason") == "OOMKilled" else _termination_message(ended)
-        yield int(ended.get("exitCode", 0)), message
+        yield int(ended.get("exitCode", 0)), _message_of_end(ended)
 
 
 def ended_at(pod: Object, container: str) -> float | None:
@@ -112,14 +127,36 @@ def lacks_image(pod: Object) -> bool:
     return any(each.get("reason") in _IMAGE_REASONS for each in waiting)
 
 
-def is_held_by_sidecar(pod: Object, container: str) -> bool:
-    """Return True if a container ended for good and another one, which is no native sidecar, keeps the pod running."""
-    others = [status for status in _statuses(pod) if status["name"] != container]
-    return any(_terminated(pod, container)) and any("terminated" not in each.get("state", {}) for each in others)
+def failed_start(pod: Object) -> tuple[str, int, str] | None:
+    """Return name, exit code and message of the container before a pod's process that failed first; None if none did.
+
+    A pod that is being deleted ends them, too.
+    """
+    if is_leaving(pod) or pod.get("status", {}).get("phase") != "Failed":
+        return None
+    ended = [(each["name"], each.get("state", {}).get("terminated") or {}) for each in _before(pod)]
+    failed = [(str(end.get("finishedAt")), name, end) for name, end in ended if end.get("exitCode")]
+    if not failed:
+        return None
+    _, name, end = min(failed, key=lambda each: each[0])
+    return name, int(end["exitCode"]), _message_of_end(end)
+
+
+def sidecars_left(pod: Object, container: str) -> list[str]:
+    """Return the containers that keep a pod running after another one has ended for good; empty if none does.
+
+    A native sidecar does, too, until it obeys SIGTERM or the pod's grace period is over.
+    """
+    left = [status["name"] for status in _containers(pod) if "terminated" not in status.get("state", {})]
+    return left if any(_terminated(pod, container)) else []
 
 
 def _statuses(pod: Object) -> Sequence[Object]:
     return pod.get("status", {}).get("containerStatuses") or ()
+
+
+def _before(pod: Object) -> Sequence[Object]:
+    return pod.get("status", {}).get("initContainerStatuses") or ()
 
 
 def _terminated(pod: Object, container: str) -> Iterator[Object]:
@@ -199,6 +236,12 @@ def is_leaving(pod: Object) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
+def held_by(item: Object) -> str:
+    """Return the finalizers of others for which an object under deletion waits, as text; empty if there are none."""
+    finalizers = item["metadata"].get("finalizers") or () if is_leaving(item) else ()
+    return ", ".join(str(each) for each in finalizers if each not in _OF_KUBERNETES)
+
+
 def is_over(pod: Object) -> bool:
     """Return True if all processes of the pod ended for good."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
@@ -220,8 +263,11 @@ def restarts_of(pod: Object) -> int:
 
 
 def _containers(pod: Object) -> list[Object]:
-    status = pod.get("status", {})
-    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    return [*_before(pod), *_statuses(pod)]
+
+
+def _message_of_end(ended: Object) -> str:
+    return "out of memory" if ended.get("reason") == "OOMKilled" else _termination_message(ended)
 
 
 def _termination_message(ended: Object) -> str:

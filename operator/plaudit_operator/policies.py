@@ -24,7 +24,7 @@ from typing import Literal
 from plaudit_job.spec.reward_service import FIXED_SECTIONS
 from plaudit_job.spec.rljob import LifecycleSpec
 from plaudit_operator import names
-from plaudit_operator.admission import frozen_changes
+from plaudit_operator.admission import frozen_changes, unreadable
 from plaudit_operator.names import CONTROLLER, ConditionType, Reason
 from plaudit_operator.observed import (
     Object,
@@ -36,7 +36,7 @@ from plaudit_operator.observed import (
     recorded_run,
     seconds,
 )
-from plaudit_operator.pod_state import is_gated, is_leaving, is_over, is_scheduled
+from plaudit_operator.pod_state import held_by, is_gated, is_leaving, is_over, is_scheduled
 from plaudit_operator.runtime.kinds import RLJOB
 
 GangWait = Literal["", "room", "queue"]
@@ -69,9 +69,8 @@ def next_deadline(observed: Observed, lifecycle: LifecycleSpec, now: float, *, s
     started = seconds(observed.status.get("startTime"))
     if started is None:
         limit = lifecycle.pre_running_deadline_seconds
-        begin = max(seconds(observed.job["metadata"]["creationTimestamp"]) or now, resumed)
         message = f"not all pods ran within {limit} s (lifecycle.preRunningDeadlineSeconds): {_missing(observed)}"
-        return Deadline(Reason.PRE_RUNNING_DEADLINE, message, begin + limit - now)
+        return Deadline(Reason.PRE_RUNNING_DEADLINE, message, resumed + limit - now)
     if lifecycle.active_deadline_seconds is None:
         return None
     limit = lifecycle.active_deadline_seconds
@@ -80,11 +79,14 @@ def next_deadline(observed: Observed, lifecycle: LifecycleSpec, now: float, *, s
 
 
 def _resumed(observed: Observed, now: float) -> float:
-    """Return when the last suspension ended; now if its end is not reported yet."""
+    """Return when the last suspension ended, or the job was first seen to be valid; now if that is not reported yet.
+
+    All by the operator's clock: that of the API server, which dates a creation, may be another.
+    """
     condition = observed.condition(ConditionType.SUSPENDED)
     if condition.get("status") == "True":
         return now
-    return seconds(condition.get("lastTransitionTime")) or 0.0
+    return seconds(condition.get("lastTransitionTime")) or now
 
 
 def _missing(observed: Observed) -> str:
@@ -112,6 +114,16 @@ def is_managed_elsewhere(observed: Observed) -> bool:
     return observed.job["spec"].get("managedBy", "") not in ("", CONTROLLER)
 
 
+def runs_on(observed: Observed) -> bool:
+    """Return True if a job is being deleted and its objects stay: Kubernetes deletes them after it, and it waits.
+
+    In the foreground they go before it.
+    """
+    is_first = "foregroundDeletion" in (observed.job["metadata"].get("finalizers") or ())
+    owned = (owner_uid(child) == observed.uid for child in observed.children.values())
+    return bool(held_by(observed.job)) and not is_first and any(owned)
+
+
 def inherited_problem(observed: Observed, left: Sequence[Object]) -> str:
     """Return why the job cannot adopt what an earlier one of its name ``left``; empty if it can, or need not.
 
@@ -121,7 +133,8 @@ def inherited_problem(observed: Observed, left: Sequence[Object]) -> str:
     if config is not None and owner_uid(config) == observed.uid:
         return ""
     changed: list[str] | None = None
-    if config is not None and config in left and recorded_run(config).get("kind") == observed.job["kind"]:
+    readable = config is not None and config in left and not unreadable(config.get("data") or {})
+    if config is not None and readable and recorded_run(config).get("kind") == observed.job["kind"]:
         changed = _changed_since(observed.job, config)
         if not changed:
             return ""

@@ -26,6 +26,7 @@ from plaudit_operator.admission import (
     as_admitted,
     digest,
     parsed,
+    unreadable,
 )
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
@@ -46,7 +47,8 @@ def needs_files(observed: Observed) -> bool:
     config = observed.child("ConfigMap", names.job_config(observed.name))
     if config is None or not is_service(observed.job):
         return config is None
-    return bool(msgspec.json.decode(config["data"]["current.json"]) != observed.job["spec"])
+    data = config.get("data") or {}
+    return not unreadable(data) and bool(msgspec.json.decode(data["current.json"]) != observed.job["spec"])
 
 
 def admit_service(service: Object, config: Object | None, files: Object | None) -> Admitted | RefusedJob:

@@ -16,13 +16,14 @@ The message of an error begins with the server's address.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import resource
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,7 +35,10 @@ from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict, MultiMapping
 from yarl import URL
 
-from plaudit_wire.errors import CallTimeoutError, ConfigurationError, InfrastructureError
+from plaudit_wire.errors import CallTimeoutError, ConfigurationError, InfrastructureError, RefusedError
+
+Token = str | Callable[[], str]
+"""A bearer token, or how to read it: again whenever a server refuses it, since a Secret may have another by then."""
 
 
 class NoResponseError(InfrastructureError):
@@ -53,6 +57,7 @@ class ResponseTooLargeError(NoResponseError):
     """The response's body is larger than the caller accepts."""
 
 
+_TOKEN_REFUSED = frozenset({401, 403})
 _SPARE = 256
 """For everything else that this process opens: logs, Redis, child processes and their pipes."""
 
@@ -87,6 +92,8 @@ class Response:
     headers: MultiMapping[str]
     """Names in any case."""
     body: bytes
+    token: str = field(default="", repr=False)
+    """With which it was asked for; a later request may bring another."""
 
 
 def error_message(body: bytes, secret: str = "") -> str:
@@ -170,22 +177,18 @@ class HttpClient:
     """
 
     def __init__(
-        self, *, max_connections: int, bearer_token: str = "", key_field: str = "the token", proxy: str | None = None
+        self, *, max_connections: int, bearer_token: Token = "", key_field: str = "the token", proxy: str | None = None
     ) -> None:
-        for place, character in enumerate(bearer_token, 1):
-            if not "!" <= character <= "~":
-                raise ConfigurationError(
-                    f"{key_field}: character {place} of {len(bearer_token)} is no visible ASCII character, and an HTTP "
-                    "header cannot carry it. Store the key without spaces, line ends and quotes"
-                )
         allow_connections(max_connections)
         self._max_connections = max_connections
-        self._token = bearer_token
+        self._read_token = bearer_token if callable(bearer_token) else None
+        self._key_field = key_field
+        self.token = bearer_token() if callable(bearer_token) else bearer_token
+        """As the next request brings it."""
+        self._check(self.token)
         self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "plaudit"}
-        if bearer_token:
-            self._headers["Authorization"] = f"Bearer {bearer_token}"
 
     async def post(
         self,
@@ -217,13 +220,18 @@ class HttpClient:
     async def _send(
         self, method: str, url: str, limit_s: float, max_bytes: int, data: Any, headers: Mapping[str, str] | None
     ) -> Response:
+        token = self.token
+        if token:
+            headers = {"Authorization": f"Bearer {token}", **(headers or {})}
         try:
             async with asyncio.timeout(limit_s):
                 session = self._session or self._open()
                 async with session.request(
                     method, url, data=data, headers=headers, allow_redirects=False, proxy=self._proxy
                 ) as response:
-                    return Response(response.status, response.headers, await bounded_body(response, max_bytes))
+                    if response.status in _TOKEN_REFUSED:
+                        self._renew_token()
+                    return Response(response.status, response.headers, await bounded_body(response, max_bytes), token)
         except aiohttp.ConnectionTimeoutError:
             raise UnreachableError(f"{_address(url)}: no connection within {_CONNECT_WITHIN_S:g} s") from None
         except TimeoutError:
@@ -231,7 +239,24 @@ class HttpClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # Without the cause: aiohttp's errors hold the request's headers, and so the token.
             kind = UnreachableError if isinstance(error, _UNREACHABLE) else ConnectionLostError
-            raise kind(f"{_address(url)}: {one_line(_reason(error), self._token)}") from None
+            raise kind(f"{_address(url)}: {one_line(_reason(error), token)}") from None
+
+    def _check(self, token: str) -> None:
+        for place, character in enumerate(token, 1):
+            if not "!" <= character <= "~":
+                raise ConfigurationError(
+                    f"{self._key_field}: character {place} of {len(token)} is no visible ASCII character, and an HTTP "
+                    "header cannot carry it. Store the key without spaces, line ends and quotes"
+                )
+
+    def _renew_token(self) -> None:
+        """Take the token that its place holds by now for the requests that follow, if it can be read."""
+        if self._read_token is None:
+            return
+        with contextlib.suppress(RefusedError, ConfigurationError, OSError, ValueError):
+            token = self._read_token()
+            self._check(token)
+            self.token = token
 
     def _open(self) -> aiohttp.ClientSession:
         """Create the session inside the event loop that will use it."""

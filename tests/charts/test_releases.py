@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -108,6 +109,27 @@ def test_a_copy_of_the_chart_in_an_umbrella_takes_the_usual_values(helm: str, tm
     assert {"PrometheusRule", "ConfigMap"} <= set(by_kind)
     off = objects(helm, "template", "up", tmp_path, "--set", "plaudit.enabled=false")
     assert off == []
+
+
+@pytest.mark.parametrize(
+    ("release", "namespace"), [("1st", "2024"), ("plaudit.v2", "0x10"), ("7", "true"), (f"9{'a' * 52}", "plaudit")]
+)
+def test_objects_have_good_names_whatever_release_and_namespace_are_called(helm: str, release: str, namespace: str):
+    found = objects(helm, "template", release, CHART, "--namespace", namespace, "--set", "monitoring.monitors=true")
+    for metadata in (item["metadata"] for item in found):
+        texts = [metadata["name"], metadata.get("namespace", namespace), *metadata.get("labels", {}).values()]
+        assert {type(text) for text in texts} == {str}, metadata
+    of_dns = [item["metadata"]["name"] for item in found if item["kind"] in ("Service", "RLJob")]
+    assert len(of_dns) == 2
+    assert all(re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) and len(name) <= 50 for name in of_dns), of_dns
+
+
+@pytest.mark.parametrize("section", ["images", "monitoring", "crds", "networkPolicies"])
+def test_a_section_that_is_set_to_null_is_named(helm: str, section: str):
+    command = [helm, "template", "up", CHART, "--set", f"{section}=null"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert f"missing property '{section}'" in done.stderr
 
 
 def test_every_container_of_helm_test_has_cpu_and_memory(helm: str):

@@ -168,7 +168,7 @@ class ClusterModel:
 
     def delete_in_foreground(self, kind: str, name: str) -> None:
         """Delete as ``kubectl delete --cascade=foreground`` does: ``collect_garbage`` takes what it owns before it."""
-        began = {"deletionTimestamp": timestamp(self.now)}
+        began = {"deletionTimestamp": timestamp(self.now), "finalizers": ["foregroundDeletion"]}
         self.edit(kind, name, lambda item: item["metadata"].update(began))
 
     def collect_garbage(self, most: int = 3) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from world import World, reject, rljob, settled, stuck
+from world import World, reject, rljob, settled, stuck, suspend
 
 from plaudit_job.spec.rljob import BackoffSpec
 from plaudit_operator import names
@@ -326,11 +326,50 @@ def test_gpus_of_all_pods_are_counted():
     assert roles["rollout"] == 32
 
 
+def fail_to_start(world: World, **metadata: Any) -> None:
+    """A container before the trainer fails in its pod, whose native sidecar Kubernetes then ends."""
+    (pod,) = [copy.deepcopy(pod) for pod in world.cluster.of_kind("Pod") if labels(pod)[names.LABEL_ROLE] == "trainer"]
+    ends = [("proxy", 137, "", 2), ("prepare", 1, "PermissionError: /plaudit/runs", 1)]
+    befores = [
+        {"name": name, "state": {"terminated": {"exitCode": code, "message": message, "finishedAt": timestamp(at)}}}
+        for name, code, message, at in ends
+    ]
+    waits = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+    pod["metadata"] |= metadata
+    pod["status"] = {"phase": "Failed", "initContainerStatuses": befores, "containerStatuses": [waits]}
+    world.cluster.put(pod)
+    world.settle()
+
+
+def test_a_container_that_fails_before_the_trainer_counts_as_a_restart_and_is_named():
+    world = settled(lifecycle={"failurePolicy": {"maxRestarts": 1}})
+    fail_to_start(world)
+    assert (world.status["restarts"], world.status["disruptions"], world.status["phase"]) == (1, 0, "Running")
+    fail_to_start(world)
+    failed = world.condition(ConditionType.FAILED)
+    assert failed["reason"] == "TooManyRestarts"
+    why = "attempt 1 of the trainer did not start: prepare exited with code 1: PermissionError: /plaudit/runs"
+    assert failed["message"].startswith(why)
+
+
+def test_a_pod_that_is_deleted_before_its_trainer_starts_is_disrupted():
+    world = settled()
+    fail_to_start(world, deletionTimestamp=timestamp(world.cluster.now + 600))
+    assert (world.status["restarts"], world.status["disruptions"]) == (0, 1)
+
+
 SIDECAR = {"name": "proxy", "image": "proxy:1"}
 
 
 def end_beside_sidecar(
-    world: World, role: str, code: int, message: str = "", *, pods: int = 99, sidecar: int | None = None
+    world: World,
+    role: str,
+    code: int,
+    message: str = "",
+    *,
+    pods: int = 99,
+    sidecar: int | None = None,
+    native: bool = False,
 ) -> None:
     """The container of a role ends in its pods, or in the first of them; a sidecar runs on, or ended with a code."""
     running = [pod for pod in world.cluster.of_kind("Pod") if labels(pod)[names.LABEL_ROLE] == role]
@@ -338,9 +377,10 @@ def end_beside_sidecar(
         ended = {"exitCode": code, "message": message, "finishedAt": timestamp(world.cluster.now)}
         state = {"running": {}} if sidecar is None else {"terminated": {**ended, "exitCode": sidecar}}
         proxy = {"name": "proxy", "state": state, "restartCount": 0}
-        statuses = [{"name": role, "state": {"terminated": ended}, "restartCount": 0}, proxy]
+        own = {"name": role, "state": {"terminated": ended}, "restartCount": 0}
         pod = copy.deepcopy(pod)
-        pod["status"] |= {"containerStatuses": statuses, "conditions": [{"type": "PodScheduled", "status": "True"}]}
+        pod["status"] |= {"containerStatuses": [own], "conditions": [{"type": "PodScheduled", "status": "True"}]}
+        pod["status"].setdefault("initContainerStatuses" if native else "containerStatuses", []).append(proxy)
         if sidecar is not None:
             pod["status"]["phase"] = "Failed" if code or sidecar else "Succeeded"
         world.cluster.put(pod)
@@ -399,6 +439,40 @@ def test_a_trainer_that_fails_beside_a_sidecar_restarts_at_once_and_in_the_end_f
         "attempt 1 of the trainer exited with code 1: boom"
     )
     assert "trainer" not in world.cluster.roles()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("code", "after"), [(0, ("Complete", 0)), (1, ("Running", 1))])
+def test_a_sidecar_that_ignores_its_end_holds_up_no_attempt(code: int, after: tuple[str, int], native: bool):
+    world = settled()
+    (pod,) = [pod for pod in world.cluster.of_kind("Pod") if labels(pod)[names.LABEL_ROLE] == "trainer"]
+    graces: list[tuple[str, int | None]] = []
+    delete = world.cluster.delete
+
+    def recorded(kind: Any, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
+        graces.append((name, grace_s))
+        delete(kind, namespace, name, uid, grace_s)
+
+    world.cluster.delete = recorded  # type: ignore[method-assign]
+    end_beside_sidecar(world, "trainer", code, "boom", native=native)
+    world.deliver()
+    world.reconcile()
+    if code:
+        told = f"boom. Pod {pod['metadata']['name']} stays until its sidecars end: proxy"
+        assert told in world.condition(ConditionType.TRAINER_RUNNING)["message"]
+    world.settle()
+    assert (world.status["phase"], world.status["restarts"]) == after
+    assert (pod["metadata"]["name"], 10) in graces, "its ten minutes of grace are for the trainer"
+
+
+def test_the_end_of_a_trainer_that_is_suspended_counts_as_nothing_although_its_sidecar_stays():
+    world = settled()
+    suspend(world, True)
+    world.deliver()
+    world.reconcile()
+    end_beside_sidecar(world, "trainer", names.EXIT_STOPPED, native=True)
+    world.settle()
+    assert (world.status["phase"], world.status["disruptions"], world.status["attempt"]) == ("Suspended", 0, 0)
 
 
 def test_of_several_ranks_all_have_to_end_well_beside_their_sidecars():

@@ -1,6 +1,6 @@
 {{- define "plaudit.labels" -}}
 app.kubernetes.io/name: plaudit
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
@@ -11,7 +11,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "plaudit.selector" -}}
 app.kubernetes.io/name: plaudit
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 
@@ -29,7 +29,7 @@ app.kubernetes.io/component: operator
 {{- end }}
 {{- end }}
 {{- range uniq $names }}
-- name: {{ . }}
+- name: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -38,8 +38,14 @@ app.kubernetes.io/component: operator
 {{ concat (compact (list .Values.watchNamespace)) (.Values.watchNamespaces | default list) | uniq | join "," }}
 {{- end }}
 
+{{- /* The release's name as a Service or an RLJob may have it: no dot, a letter first. */ -}}
+{{- define "plaudit.release" -}}
+{{- $name := replace "." "-" .Release.Name -}}
+{{ regexMatch "^[a-z]" $name | ternary $name (printf "plaudit-%s" $name) }}
+{{- end }}
+
 {{- define "plaudit.name" -}}
-{{ .Values.nameOverride | default (printf "%s-operator" .Release.Name) | trunc 50 | trimSuffix "-" }}
+{{ .Values.nameOverride | default (printf "%s-operator" (include "plaudit.release" .)) | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
 {{/* Groups of alerts with the thresholds, severities, durations and runbook of the values, without disabled ones. */}}

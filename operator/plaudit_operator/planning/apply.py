@@ -8,10 +8,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
-from plaudit_operator.actions import Action, Apply, Create, Delete, Manifest, Patch, Scale
+from plaudit_operator.actions import Action, Apply, Create, Delete, Manifest, Patch, Scale, follows_a_pod
 from plaudit_operator.admission import digest
 from plaudit_operator.names import DELETION_COST, LABEL_JOB
 from plaudit_operator.observed import (
+    AWAITS_FINALIZER,
     NO_SUCH_KIND,
     OF_EARLIER_JOB,
     Object,
@@ -21,6 +22,7 @@ from plaudit_operator.observed import (
     owner_uid,
 )
 from plaudit_operator.planning.plan import differs
+from plaudit_operator.pod_state import held_by, is_leaving
 from plaudit_operator.runtime.kinds import POD, kind_of
 from plaudit_operator.runtime.kube import (
     AlreadyExistsError,
@@ -35,6 +37,8 @@ from plaudit_wire.logs import get_logger
 logger = get_logger(__name__)
 ChildKey = tuple[str, str]
 _OVERRULED_FOR_S = 600.0
+_UNREAD = ("Secret", "RoleBinding")
+"""Kinds that are named by the job's uid, and that the operator may create only."""
 
 
 @dataclass
@@ -153,7 +157,7 @@ def _try(kube: ApiServer, observed: Observed, action: Action, outcome: ApplyResu
             case Apply():
                 outcome.applied.append((action.manifest, kube.apply(action.manifest)))
             case Patch():
-                kube.patch(kind_of(action.kind), namespace, action.name, action.body)
+                _patch(kube, namespace, action)
             case Scale():
                 for pod, cost in action.deletion_costs.items():
                     _set_deletion_cost(kube, observed, pod, cost)
@@ -165,32 +169,55 @@ def _try(kube: ApiServer, observed: Observed, action: Action, outcome: ApplyResu
     return None
 
 
+def _patch(kube: ApiServer, namespace: str, action: Patch) -> None:
+    try:
+        kube.patch(kind_of(action.kind), namespace, action.name, action.body)
+    except NotFoundError:
+        if action.is_there:
+            raise
+
+
 def _create(kube: ApiServer, observed: Observed, action: Create) -> None:
     manifest = action.manifest
     if action.replicas is not None:
         manifest = copy.copy(manifest) | {"spec": {**manifest["spec"], "replicas": action.replicas}}
     try:
-        kube.create(manifest)
+        made = kube.create(manifest)
+        present: Object = {"metadata": made}
     except AlreadyExistsError:
-        if manifest["kind"] not in ("Secret", "RoleBinding"):  # they are named by the job's uid, and may not be read
-            _expect_own(kube, observed, manifest)
+        if manifest["kind"] in _UNREAD:
+            return
+        present = _own(kube, observed, manifest)
+    if manifest["kind"] not in _UNREAD:
+        _label(kube, manifest, present)
 
 
-def _expect_own(kube: ApiServer, observed: Observed, manifest: dict[str, Any]) -> None:
-    """Raise unless the object of this name belongs to the job and the cache merely does not show it yet."""
+def _label(kube: ApiServer, manifest: dict[str, Any], present: Object) -> None:
+    """Put back the labels by which the operator sees an object of its own."""
+    wanted, metadata = labels(manifest), present["metadata"]
+    if wanted.items() <= labels(present).items() or is_leaving(present):
+        return
+    kind, namespace, name = kind_of(manifest["kind"]), metadata["namespace"], metadata["name"]
+    kube.patch(kind, namespace, name, {"metadata": {"uid": metadata["uid"], "labels": dict(wanted)}})
+    if not wanted.items() <= labels(kube.get(kind, namespace, name)).items():
+        raise InvalidError("an admission webhook or policy takes away its labels, by which the operator finds it", 403)
+
+
+def _own(kube: ApiServer, observed: Observed, manifest: dict[str, Any]) -> Object:
+    """Return the object of this name if it belongs to the job, and the cache merely does not show it."""
     kind, name = kind_of(manifest["kind"]), manifest["metadata"]["name"]
     try:
         present = kube.get(kind, observed.namespace, name)
     except NotFoundError as error:
         raise ConflictError(f"{kind.kind} {name} was there and is gone: {error}", 409) from error
     if owner_uid(present) == observed.uid:
-        return
+        return present
     owners = present["metadata"].get("ownerReferences") or []
     of_earlier_job = any(owner["kind"] == observed.job["kind"] and owner["name"] == observed.name for owner in owners)
-    # Redis of a deleted job has lost this owner, and stays until its trainer's pod is gone.
-    follows = not owner_uid(present) and labels(present).get(LABEL_JOB) == observed.name and owners
+    follows = not owner_uid(present) and labels(present).get(LABEL_JOB) == observed.name and follows_a_pod(present)
     if of_earlier_job or follows:
-        raise AwaitedError(f"it is {OF_EARLIER_JOB}; the job goes on once Kubernetes has deleted it")
+        held = f". It {AWAITS_FINALIZER} {found}" if (found := held_by(present)) else ""
+        raise AwaitedError(f"it is {OF_EARLIER_JOB}; the job goes on once Kubernetes has deleted it{held}")
     remedy = f"rename the job or delete that object: {delete_command(observed.namespace, [(kind.kind, name)])}"
     raise AlreadyExistsError(f"a {kind.kind} named {name} exists and is not this job's; {remedy}")
 

@@ -16,6 +16,7 @@ from plaudit_operator.actions import (
     Apply,
     Create,
     Delete,
+    Patch,
     Plan,
     adoption,
     cleanup_actions,
@@ -41,7 +42,7 @@ from plaudit_operator.children.roles import (
     trainer_job,
 )
 from plaudit_operator.names import ConditionType, Reason
-from plaudit_operator.observed import Observed, attempt_of, owner_uid
+from plaudit_operator.observed import Object, Observed, attempt_of, owner_uid
 from plaudit_operator.planning.rendering import Rendering, rendering
 from plaudit_operator.pod_state import is_leaving, late_at
 from plaudit_operator.policies import (
@@ -50,6 +51,7 @@ from plaudit_operator.policies import (
     is_in_use,
     is_managed_elsewhere,
     next_deadline,
+    runs_on,
     time_left_s,
 )
 from plaudit_operator.runtime.kinds import CHILDREN
@@ -75,26 +77,30 @@ _AFTER_A_COUNT_S = 1.0
 _GRACE_OF_A_BROKEN_RANK_S = 10
 """Ranks of a broken group hang in a collective and have nothing to save."""
 _QUANTITY_MAPS = ("requests", "limits", "hard")
+_FIXED = {"StatefulSet": ("volumeClaimTemplates",)}
+"""Fields that a policy may have changed when the object was made, and that nobody can change any more."""
 _EMPTY: tuple[Any, ...] = (None, "", [], {}, 0, False)
 _KEYS = ("name", "containerPort", "mountPath", "uid", "key")
-"""Keys that identify items of a list; the first one that all items have applies."""
+"""Keys that identify items of a list; the first one that all items have, each its own, applies."""
 
 
 def plan(observed: Observed, settings: OperatorSettings, now: float) -> Plan:
     """Return the plan for a job; ``now`` is in seconds since the epoch."""
     if is_managed_elsewhere(observed):
         return Plan(dict(observed.status))
-    if is_leaving(observed.job):  # garbage collection deletes the children
+    leaves = is_leaving(observed.job)
+    if leaves and not runs_on(observed):  # garbage collection deletes the children
         return Plan(leaving_status(observed, now))
     if observed.ended:
         return _after_the_end(observed, now)
-    if inheriting := _inheriting(observed, now):
+    if not leaves and (inheriting := _inheriting(observed, now)):
         return inheriting
     rendered = rendering(observed, settings)
     if isinstance(rendered, RefusedJob):
         wait = _LOOK_AGAIN_S if rendered.reason in _LACKS_OTHERS else None
         return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
-    return _alive(rendered, observed, now)
+    planned = _alive(rendered, observed, now)
+    return replace(planned, actions=[]) if leaves else planned
 
 
 def _inheriting(observed: Observed, now: float) -> Plan | None:
@@ -131,7 +137,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     roles = role_states(context, observed, attempt, now, rendered.created_with)
     lost, next_lost = lost_pods(observed, now)
     replicas, next_replica = _replicas(rendered, observed, now)
-    actions = [*_children(rendered, observed), *lost, *replicas]
+    actions = [*_children(rendered, observed), *lost, *replicas, *attempts.restored_sizes(observed)]
     pause_s = 0.0
     if attempt:
         pause_s = attempts.left_s(observed, now) if attempt.verdict == "absent" else 0.0
@@ -208,9 +214,17 @@ def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Itera
     first = kind in ("ConfigMap", "ServiceAccount", "PodGroup")
     if present is None or owner_uid(present) != observed.uid:
         yield Create(manifest, rendered.created_with(name) if kind == "Deployment" else None, first)
-    elif not is_leaving(present) and differs(manifest, present):
+    elif not is_leaving(present) and differs(manifest := _repairable(manifest, present), present):
         metadata = {**manifest["metadata"], "uid": present["metadata"]["uid"]}
         yield Apply({**manifest, "metadata": metadata}, first)
+
+
+def _repairable(manifest: Manifest, present: Object) -> Manifest:
+    """Return a manifest with what an update cannot change as it is, and without a pause (``kubectl rollout pause``)."""
+    spec = present.get("spec") or {}
+    given = {name: spec[name] for name in _FIXED.get(manifest["kind"], ()) if name in spec}
+    given |= {"paused": False} if spec.get("paused") else {}
+    return {**manifest, "spec": {**manifest["spec"], **given}} if given else manifest
 
 
 def _obsolete(observed: Observed, manifests: Sequence[Manifest], revision: str) -> Iterator[Delete]:
@@ -263,6 +277,12 @@ def _trainer_actions(
         if attempt_of(pod) < attempt.number and not is_leaving(pod):
             yield Delete.of("Pod", pod, grace_s=_GRACE_OF_A_BROKEN_RANK_S)
     template = rendered.templates["trainer"]["template"]
+    if attempt.job is None:
+        yield from attempts.deletions_of_orphans(pods)
+        if any(owner_uid(pod) and attempt_of(pod) == attempt.number and not is_leaving(pod) for pod in pods):
+            # Their Job is there, and has lost the labels by which it would be seen; or garbage collection comes next.
+            unseen = trainer_job(rendered.context, template, attempt.number, suspend=False)["metadata"]
+            yield Patch("Job", unseen["name"], {"metadata": {"labels": unseen["labels"]}}, is_there=False)
     if attempt.job is not None and never_ran(attempt.job, pods, digest(template)):
         yield Delete.of("Job", attempt.job)
     elif attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
@@ -309,7 +329,9 @@ def _list_differs(wanted: list[Any], observed: Any, field: str) -> bool:
 def _key(items: list[Any]) -> str | None:
     if not items or not all(isinstance(item, dict) for item in items):
         return None
-    return next((key for key in _KEYS if all(key in item for item in items)), None)
+    keys = (key for key in _KEYS if all(key in item for item in items))
+    # Two tolerations of one taint, TCP and UDP on one port: a key that items share tells nothing.
+    return next((key for key in keys if len({str(item[key]) for item in items}) == len(items)), None)
 
 
 def _amount(value: Any) -> Any:

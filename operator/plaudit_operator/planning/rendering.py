@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 import msgspec
 
 from plaudit_operator import names
-from plaudit_operator.admission import Admitted, RefusedJob, admit, digest, with_data, without_data
+from plaudit_operator.admission import Admitted, RefusedJob, admit, digest, unreadable, with_data, without_data
 from plaudit_operator.children import job_config, transport
 from plaudit_operator.children.all import fixed_replicas, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest, Templates
@@ -28,6 +28,10 @@ from plaudit_operator.runtime.threads import Latest
 from plaudit_operator.services import admit_service, is_service, resolved, token_secrets, without_edit
 from plaudit_operator.settings import Images, OperatorSettings
 
+_EDITED = (
+    "ConfigMap {0}-job, in which the operator keeps what it admitted, was edited and cannot be read: {1}. Put it back, "
+    "or have it written anew, as by a new job: kubectl delete configmap {0}-job --namespace {2}"
+)
 _KEPT = 1024
 """Cached renderings, of about 70 kB each. Jobs that run are reconciled every ten seconds."""
 
@@ -148,7 +152,9 @@ def _is_restored_by(data: Mapping[str, str], admitted: Admitted) -> bool:
 
 
 def _render(key: _Key, observed: Observed, config: Object | None) -> Rendering | RefusedJob:
-    service = is_service(observed.job)
+    service, data = is_service(observed.job), (config or {}).get("data") or {}
+    if data and (problem := unreadable(data)):
+        return RefusedJob(Reason.INVALID, _EDITED.format(observed.name, problem, observed.namespace))
     admitted = (admit_service if service else admit)(observed.job, config, observed.files)
     if isinstance(admitted, RefusedJob):
         return admitted
@@ -186,9 +192,9 @@ def _thawed(observed: Observed, data: Mapping[str, str], settings: OperatorSetti
     started, served = "startTime" in observed.status, _served(observed)
     if "images.json" not in data or (started and not is_service(observed.job)):
         return frozenset()
-    other_images = msgspec.json.decode(data["images.json"]) != asdict(settings.images)
+    other_images = data["images.json"] != job_config.as_json(asdict(settings.images))
     platform = platform_of(settings.job_defaults, observed.namespace)
-    if not other_images and data.get("platform.json") in (None, job_config.as_json(platform)):
+    if not other_images and data.get("platform.json") in (None, job_config.as_json(platform)) or unreadable(data):
         return frozenset()
     templates = msgspec.json.decode(data["templates.json"])
     own = {child: _pods_of(frozen["template"], observed.pods) for child, frozen in templates.items()}

@@ -14,8 +14,8 @@ from plaudit_operator.children.all import fixed_replicas
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.roles import RolloutGroup
 from plaudit_operator.names import Reason
-from plaudit_operator.observed import Object, Observed, attempt_of, conditions_of, labels
-from plaudit_operator.pod_state import is_over, is_ready, is_running, problem_of, restarts_of
+from plaudit_operator.observed import AWAITS_FINALIZER, Object, Observed, attempt_of, conditions_of, labels
+from plaudit_operator.pod_state import held_by, is_over, is_ready, is_running, problem_of, restarts_of, sidecars_left
 from plaudit_operator.policies import awaited, without_pod_name
 
 _PODS = {
@@ -107,7 +107,20 @@ def role_states(
         pods = [pod for pod in observed.pods_of(name.partition("/")[0]) if own.items() <= labels(pod).items()]
         states[name] = _of_workload(least, name, observed, ("Deployment", object_name), pods, now)
     states["metrics"] = _of_deployment(context, least, observed, "metrics", now)
-    return {name: replace(role, remedy=_remedy(role, context)) for name, role in states.items()}
+    return {name: replace(role, remedy=_remedy(role, context) or _held(role, observed)) for name, role in states.items()}
+
+
+def _held(role: RoleState, observed: Observed) -> str:
+    """Return what a role waits for that neither it nor the operator can end; empty if there is nothing."""
+    stopped = (job["metadata"]["name"] for job in observed.jobs_of("trainer") if job["spec"].get("suspend"))
+    if role.name == "trainer" and not role.is_ready and (name := next(stopped, "")):
+        return f"Job {name} is suspended; if it stays so, another program suspends it, such as a queue for all Jobs"
+    for pod in [] if role.is_ready else observed.pods_of({"transport": "redis"}.get(role.name, role.name)):
+        if why := held_by(pod):
+            return f"Pod {pod['metadata']['name']} {AWAITS_FINALIZER} {why}, which has to be taken off"
+        if left := sidecars_left(pod, role.name):
+            return f"Pod {pod['metadata']['name']} stays until its sidecars end: {', '.join(left)}"
+    return ""
 
 
 def _of_deployment(
@@ -189,7 +202,8 @@ def _trainer(context: JobContext, observed: Observed, attempt: TrainerAttempt | 
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
     running = sum(map(is_running, pods))
     refused = _refusal(observed, attempt.job) if attempt and attempt.job else ""
-    reason, problem = _problem(pods, refused, now)
+    # A pod that runs has no problem, whatever befell its sidecars.
+    reason, problem = _problem([pod for pod in pods if not is_running(pod)], refused, now)
     problem = problem or _last_failure(observed, "trainer")  # of the attempt before: its pods are gone
     restarts = int(observed.status.get("restarts", 0))
     return RoleState("trainer", desired, running, len(pods), restarts, held, reason, problem)
@@ -255,6 +269,10 @@ _REMEDIES = tuple(
         # the scheduler
         (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}; the pods then start"),
         (
+            r'persistentvolumeclaim "([^"]+)" is being deleted',
+            "Suspend or delete what uses the PersistentVolumeClaim {0}, then create the claim again",
+        ),
+        (
             r"unbound immediate PersistentVolumeClaims",
             "See kubectl describe pvc: its StorageClass must exist and provision volumes, or a cluster default must",
         ),
@@ -304,7 +322,11 @@ _REMEDIES = tuple(
             r"must be less than or equal to ([a-z./-]+) limit",
             "Set {0} in {pod}.resources.limits: without it the namespace's LimitRange gives one, which is lower",
         ),
-        # admission
+        # admission, deletion
+        (
+            rf"{AWAITS_FINALIZER} ",
+            "Whoever set the finalizer has to take it off; Kubernetes then deletes the object",
+        ),
         (r"because it is being terminated", "The namespace is being deleted: apply the job in another one"),
         (
             r"violates PodSecurity",
@@ -316,11 +338,11 @@ _REMEDIES = tuple(
         ),
         (
             r'admission webhook "([^"]+)" denied',
-            "Meet the policy of {0} by {pod}, or have it exempt the pods of jobs (plaudit.dev/job)",
+            "Meet the policy of {0} by {pod}, or have it exempt the objects of jobs (label plaudit.dev/job)",
         ),
         (
             r"ValidatingAdmissionPolicy '([^']+)'",
-            "Meet the policy {0} by {pod}, or have it exempt the pods of jobs (plaudit.dev/job)",
+            "Meet the policy {0} by {pod}, or have it exempt the objects of jobs (label plaudit.dev/job)",
         ),
         (r"pvc ([^ ]+) is being deleted", "Its pod starts once {0} is gone, with a new volume; Kubernetes retries"),
         (

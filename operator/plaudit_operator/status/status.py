@@ -26,15 +26,18 @@ from plaudit_operator.children.job_config import REVISED_ROLES
 from plaudit_operator.children.roles import ROLLOUT_ROLE, has_gateway, rollout_groups
 from plaudit_operator.names import NEEDED, ConditionType, Reason
 from plaudit_operator.observed import (
+    AWAITS_FINALIZER,
     NO_SUCH_KIND,
     OF_EARLIER_JOB,
     Object,
     Observed,
     gpu_seconds,
+    holds,
     labels,
+    owner_uid,
     timestamp,
 )
-from plaudit_operator.pod_state import is_leaving, is_over, is_scheduled
+from plaudit_operator.pod_state import held_by, is_leaving, is_over, is_scheduled
 from plaudit_operator.policies import GangWait
 from plaudit_operator.runtime.kinds import POD_GROUP, RLJOB
 from plaudit_operator.status.conditions import Condition, degraded, healthy, merged, phase, summary
@@ -55,6 +58,7 @@ _NO_GANGS = (
 )
 _HAS_ENDED = "the job has ended"
 _IS_DELETED = "it is being deleted: Kubernetes deletes its objects first"
+_STAYS = "Its objects stay until then, and the operator repairs and replaces nothing"
 _ROLE_OF = {
     ConditionType.TRANSPORT_READY: "transport",
     ConditionType.ROLLOUT_READY: "rollout",
@@ -165,12 +169,21 @@ def leaving_status(observed: Observed, now: float) -> Status:
     if observed.ended or not observed.status:
         return dict(observed.status)
     roles = [kind for kind in (*_ROLE_OF, ConditionType.ROLLED_OUT) if observed.condition(kind)]
-    current = [Condition.of(kind, False, Reason.DELETING, _IS_DELETED) for kind in roles]
-    current.append(healthy(Reason.DELETING, _IS_DELETED))
+    waits = [f"{kind} {name} {why}" for (kind, name), why in _held(observed).items()]
+    message = ". ".join([_IS_DELETED, *waits])
+    current = [Condition.of(kind, False, Reason.DELETING, message) for kind in roles]
+    current.append(healthy(Reason.DELETING, message))
     if observed.condition(ConditionType.ADMITTED).get("status") == "True":
-        current.append(Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, _IS_DELETED))
+        current.append(Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, message))
     left = _finished(observed, _left_roles(observed, set()), current, now)
-    return _with_cost(observed.status, left, {}, now) | {"phase": Reason.DELETING}
+    return _with_cost(observed.status, left, {}, now)
+
+
+def _held(observed: Observed) -> dict[tuple[str, str], str]:
+    """Return for which finalizers of others the object and its children wait that are being deleted."""
+    own = {key: child for key, child in observed.children.items() if owner_uid(child) == observed.uid}
+    items = {(observed.job["kind"], observed.name): observed.job} | own
+    return {key: f"{AWAITS_FINALIZER} {held}" for key, item in sorted(items.items()) if (held := held_by(item))}
 
 
 def _left_roles(observed: Observed, kept: Collection[str]) -> Status:
@@ -245,7 +258,8 @@ def _finished(observed: Observed, fields: Status, current: list[Condition], now:
     }
     if observed.job["kind"] == RLJOB.kind:
         status_ = dict.fromkeys(("attempt", "restarts", "disruptions"), 0) | status_
-    return status_ | {"phase": phase(conditions, started="startTime" in status_)}
+    is_left = is_leaving(observed.job) and not holds({"status": status_}, ConditionType.COMPLETE, ConditionType.FAILED)
+    return status_ | {"phase": Reason.DELETING if is_left else phase(conditions, started="startTime" in status_)}
 
 
 def _progress(observed: Observed) -> Status:
@@ -253,15 +267,20 @@ def _progress(observed: Observed) -> Status:
 
 
 def _admitted(observed: Observed) -> Condition:
-    problems = {**observed.failures, **observed.refusals}
+    held = {} if observed.ended else _held(observed)
+    if waits := held.get((observed.job["kind"], observed.name)):
+        message = f"it is being deleted and {waits}: whoever set it has to take it off. {_STAYS}"
+        return Condition.of(ConditionType.ADMITTED, False, Reason.DELETING, message)
+    problems = {**held, **observed.failures, **observed.refusals}
     if not problems:
         held = _HAS_ENDED if observed.ended else "all objects of the job exist"
         return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, held)
     message = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(problems.items()))
     remedy = ". ".join(dict.fromkeys(filter(None, (remedy_of(problems[key], _ANY_POD) for key in sorted(problems)))))
     if not observed.refusals:
-        if all(OF_EARLIER_JOB in why for why in problems.values()):
-            return Condition.of(ConditionType.ADMITTED, False, Reason.AWAITING_DELETION, message)
+        if all(OF_EARLIER_JOB in why or why == held.get(key) for key, why in problems.items()):
+            told = f"{message}. {remedy}" if remedy else message
+            return Condition.of(ConditionType.ADMITTED, False, Reason.AWAITING_DELETION, told)
         return Condition.of(
             ConditionType.ADMITTED, False, Reason.CALL_FAILED, f"{message}. {_RETRIES}. {remedy or _LOOK_AT_CLUSTER}"
         )

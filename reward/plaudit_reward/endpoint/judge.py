@@ -28,7 +28,7 @@ from plaudit_reward.endpoint.access import EndpointAccess, EndpointUsage, UsageR
 from plaudit_reward.endpoint.budget import Limiter
 from plaudit_reward.endpoint.served import ServerPool, ServerResponseError
 from plaudit_reward.functions.result import extra_of
-from plaudit_reward.http import HttpClient, Response, error_message, excerpt, proxy_for
+from plaudit_reward.http import HttpClient, Response, Token, error_message, excerpt, proxy_for
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
@@ -96,7 +96,7 @@ class JudgeClient:
 
     Args:
         base_url: up to and with ``/v1``; with ``pool`` a name of the servers, for logs and errors.
-        api_key: sent as a bearer token; empty: none.
+        api_key: sent as a bearer token (``Token``); empty: none.
         arguments: further members of each request (``temperature``, ``max_tokens``).
         max_connections: requests at a time; the rest wait, which counts as part of their call.
         pool: the servers, opened and closed here; None: ``base_url`` is asked.
@@ -110,7 +110,7 @@ class JudgeClient:
         model: str,
         usage: EndpointUsage,
         *,
-        api_key: str = "",
+        api_key: Token = "",
         arguments: Mapping[str, Any] | None = None,
         max_connections: int = 256,
         pool: ServerPool | None = None,
@@ -119,7 +119,6 @@ class JudgeClient:
         self._url = f"{self.base_url}{_ROUTE}"
         self._body = {"model": model, **(arguments or {})}
         self._usage = usage
-        self._api_key = api_key
         self._pool = pool
         self._http = HttpClient(
             max_connections=max_connections,
@@ -163,7 +162,7 @@ class JudgeClient:
         body = msgspec.json.encode(asked)
         response = await self._usage.counted(self._send(body, limit_s, on_sent, headers))
         if response.status != 200:
-            message = error_message(response.body, self._api_key)
+            message = error_message(response.body, response.token)
             if schema is not None and response.status in _SCHEMA_REFUSED:
                 raise SchemaRefusedError(f"{self.base_url} responded {response.status}: {message}")
             raise failure_of(self.base_url, response.status, response.headers, message, _REMEDIES)
@@ -194,7 +193,7 @@ class JudgeClient:
             completion = _completion(body)
         except (ValueError, RecursionError) as error:
             raise InfrastructureError(
-                f"{self.base_url}: the response is not a chat completion: {error}: {excerpt(body, self._api_key)}"
+                f"{self.base_url}: the response is not a chat completion: {error}: {excerpt(body, self._http.token)}"
             ) from error
         if not completion.choices:
             raise InfrastructureError(f"{self.base_url}: the response is not a chat completion: it has no choices")

@@ -21,7 +21,7 @@ from plaudit_job.rules.answers import json_path, value_at
 from plaudit_reward.endpoint.access import EndpointAccess, EndpointUsage, UsageReport, failure_of
 from plaudit_reward.endpoint.budget import Limiter
 from plaudit_reward.endpoint.shapes import EndpointShape, MalformedAnswerError, scored
-from plaudit_reward.http import MAX_RESPONSE_BYTES, HttpClient, Response, error_message, excerpt, proxy_for
+from plaudit_reward.http import MAX_RESPONSE_BYTES, HttpClient, Response, Token, error_message, excerpt, proxy_for
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import ConfigurationError, DataError
 from plaudit_wire.plain import plain
@@ -77,7 +77,7 @@ class RemoteClient:
     """Send samples to one reward endpoint.
 
     Args:
-        api_key: sent as a bearer token; empty: none.
+        api_key: sent as a bearer token (``Token``); empty: none.
         arguments: further members of each request; an object is merged into the shape's own.
         path: of the score in the answer (``json_path``), in place of the shape's own; empty: the shape's own.
         max_connections: requests at a time; the rest wait, which counts as part of their call.
@@ -91,7 +91,7 @@ class RemoteClient:
         shape: EndpointShape,
         usage: EndpointUsage,
         *,
-        api_key: str = "",
+        api_key: Token = "",
         headers: Mapping[str, str] | None = None,
         arguments: Mapping[str, Any] | None = None,
         path: str = "",
@@ -101,7 +101,6 @@ class RemoteClient:
         self.url = url
         self._shape = shape
         self._usage = usage
-        self._api_key = api_key
         self._headers = dict(headers or {})
         self._arguments = dict(arguments or {})
         self._path = path
@@ -157,7 +156,7 @@ class RemoteClient:
 
     def _check(self, url: str, response: Response) -> None:
         if response.status != 200:
-            message = error_message(response.body, self._api_key)
+            message = error_message(response.body, response.token)
             raise failure_of(url, response.status, response.headers, message, self._remedies)
 
     def _read(self, body: bytes) -> Score:
@@ -181,7 +180,7 @@ class RemoteClient:
             raise MalformedAnswerError(f"{self.url}: {error}: {self._excerpt(body)}") from error
 
     def _excerpt(self, body: bytes) -> str:
-        return excerpt(body, self._api_key)
+        return excerpt(body, self._http.token)
 
 
 def _no_number(constant: str) -> None:

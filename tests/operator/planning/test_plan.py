@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from cluster_model import START
 from hypothesis import given
 from hypothesis import strategies as st
 from world import JOBS, World, rljob, settled
@@ -293,6 +294,22 @@ def test_time_in_suspension_counts_for_no_deadline():
     assert world.status["phase"] == "Running"
 
 
+def test_a_trainers_job_that_another_program_suspends_is_named():
+    world = World()
+    suspended = world.cluster.patch
+    create = world.cluster.create
+
+    def made(manifest: dict[str, Any]) -> dict[str, Any]:
+        spec = {**manifest["spec"], "suspend": True} if manifest["kind"] == "Job" else manifest.get("spec")
+        return create({**manifest, "spec": spec} if spec else manifest)
+
+    world.cluster.create = made  # type: ignore[method-assign]
+    world.cluster.patch = lambda kind, *given: None if kind.kind == "Job" else suspended(kind, *given)  # type: ignore
+    world.settle()
+    told = world.condition(ConditionType.TRAINER_RUNNING)["message"]
+    assert told.startswith("trainer 0/1: Job job-trainer-0 is suspended; if it stays so, another program suspends it")
+
+
 def test_a_job_that_is_made_suspended_holds_nothing():
     world = settled(suspend=True)
     roles = {pod["metadata"]["labels"]["plaudit.dev/role"] for pod in world.cluster.of_kind("Pod")}
@@ -363,6 +380,28 @@ def test_children_deleted_or_edited_by_hand_come_back():
     service = world.cluster.find("Service", "job-metrics")
     assert service
     assert service["spec"]["selector"]["plaudit.dev/role"] == "metrics"
+    world.cluster.edit("Job", "job-trainer-0", lambda item: item["spec"].update(parallelism=0))
+    world.cluster.edit("Deployment", "job-reward", lambda item: item["spec"].update(paused=True))
+    world.settle()
+    assert (world.cluster.find("Job", "job-trainer-0") or {})["spec"]["parallelism"] == 1
+    assert not (world.cluster.find("Deployment", "job-reward") or {})["spec"].get("paused")
+
+
+def test_what_a_policy_changed_for_good_when_an_object_was_made_is_left_as_it_is():
+    world = settled()
+
+    def larger(item: dict[str, Any]) -> None:
+        item["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] = "10Gi"
+
+    world.cluster.edit("StatefulSet", "job-redis", larger)
+    world.cluster.calls.clear()
+    world.settle()
+    assert not [call for call in world.cluster.calls if call.startswith("apply")]
+    world.cluster.edit("StatefulSet", "job-redis", lambda item: item["metadata"]["labels"].pop("plaudit.dev/role"))
+    world.settle()
+    redis = world.cluster.find("StatefulSet", "job-redis") or {}
+    assert "plaudit.dev/role" in redis["metadata"]["labels"]
+    assert redis["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "10Gi"
 
 
 def test_a_job_that_never_runs_fails_at_its_deadline_and_says_why():
@@ -376,6 +415,20 @@ def test_a_job_that_never_runs_fails_at_its_deadline_and_says_why():
     assert "rollout 0/" in world.condition(ConditionType.FAILED)["message"]
     world.settle()
     assert not world.cluster.of_kind("Pod")
+
+
+@pytest.mark.parametrize("age_s", [7200, -7200], ids=["older", "of a clock that is ahead"])
+def test_the_time_to_run_is_counted_by_the_operators_clock_from_its_first_look(age_s: int):
+    job = rljob(lifecycle={"preRunningDeadlineSeconds": 60})
+    job["metadata"]["creationTimestamp"] = timestamp(START - age_s)
+    world = World(job)
+    world.deliver()
+    world.reconcile()
+    assert world.status["phase"] == "Starting"
+    world.deliver()
+    world.cluster.now += 61
+    world.reconcile()
+    assert world.condition(ConditionType.FAILED)["reason"] == "PreRunningDeadlineExceeded"
 
 
 def test_a_job_that_runs_too_long_fails():
@@ -550,6 +603,9 @@ def test_fields_added_by_the_server_are_not_drift(manifest: dict[str, Any], fiel
     assert not differs(manifest, {**manifest, field: value})
 
 
+TWO_OF_ONE_TAINT = [{"key": "gpu", "effect": effect} for effect in ("NoSchedule", "NoExecute")]
+
+
 @pytest.mark.parametrize(
     ("wanted", "observed"),
     [
@@ -560,6 +616,7 @@ def test_fields_added_by_the_server_are_not_drift(manifest: dict[str, Any], fiel
         ({"volumes": [{"name": "tmp", "emptyDir": {}}]}, {"volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "x"}]}),
         ({"readOnly": False, "subPath": ""}, {}),
         ({"ports": [{"containerPort": 1}]}, {"ports": [{"containerPort": 1, "protocol": "TCP"}]}),
+        ({"tolerations": TWO_OF_ONE_TAINT}, {"tolerations": TWO_OF_ONE_TAINT, "nodeName": "a"}),
     ],
 )
 def test_another_form_of_the_same_is_the_same(wanted: Any, observed: Any):
@@ -577,6 +634,7 @@ def test_another_form_of_the_same_is_the_same(wanted: Any, observed: Any):
         ({"args": ["a", "b"]}, {"args": ["a"]}),
         ({"args": ["a", "b"]}, {"args": ["b", "a"]}),
         ({"tolerations": [{"key": "a"}]}, {"tolerations": "a"}),
+        ({"tolerations": TWO_OF_ONE_TAINT}, {"tolerations": TWO_OF_ONE_TAINT[1:]}),
     ],
 )
 def test_a_real_difference_is_seen(wanted: Any, observed: Any):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from world import World, rljob, settled
 
+from plaudit_operator.cache import Key
 from plaudit_operator.planning import rendering
 from plaudit_operator.planning.rendering import Rendering
 from plaudit_operator.runtime.threads import Latest
@@ -54,6 +55,43 @@ def test_a_cached_rendering_equals_a_fresh_one(world: Any):
     assert len(rendering._kept._values) > 0
     rendering._kept.clear()
     assert plain(rendering.rendering(observed, world.settings)) == cached
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "told"),
+    [
+        ("current.json", None, "current.json is missing"),
+        ("templates.json", "{", "templates.json: Input data was truncated"),
+        ("images.json", "[]", "images.json: Expected `object`, got `array`"),
+        ("run.json", "x", "run.json: JSON is malformed"),
+        ("job.yaml", "kind: RLJob", "job.yaml: JSON is malformed"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["RLJob", "RewardService"])
+def test_a_config_map_that_was_edited_beyond_reading_is_named_and_written_anew_once_it_is_gone(
+    kind: str, key: str, text: str | None, told: str
+):
+    rule = {"name": "right", "kind": "rule", "rule": "gsm8k"}
+    of_service = {**rljob(), "kind": kind, "spec": {"reward": {"scorers": [rule]}}}
+    world = World(rljob() if kind == "RLJob" else of_service, key=Key("default", "job", kind))
+    world.settle()
+
+    def edited(item: dict[str, Any]) -> None:
+        item["data"] = {k: v for k, v in item["data"].items() if k != key} | ({} if text is None else {key: text})
+
+    world.cluster.edit("ConfigMap", "job-job", edited)
+    world.start_operator()
+    world.settle()
+    valid, admitted = world.condition("SpecValid"), world.condition("Admitted")
+    assert (valid["status"], valid["reason"]) == ("False", "Invalid")
+    assert f"ConfigMap job-job, in which the operator keeps what it admitted, was edited and cannot be read: {told}" in (
+        valid["message"]
+    )
+    assert admitted["message"] == "the objects that are left stay as they are"
+    assert world.cluster.roles() > {"reward", "redis"}
+    world.cluster.remove("ConfigMap", "job-job")
+    world.settle()
+    assert world.status["phase"] == "Running"
 
 
 def test_an_edit_is_rendered_anew():

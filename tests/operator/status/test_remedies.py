@@ -14,6 +14,7 @@ from plaudit_operator.runtime.kube import ApiUnavailableError, InvalidError, Kub
 
 SCHEDULER = {
     '0/2 nodes are available: persistentvolumeclaim "shared" not found.': "Create the PersistentVolumeClaim shared",
+    '0/2 nodes are available: persistentvolumeclaim "shared" is being deleted.': "then create the claim again",
     "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims.": "its StorageClass must exist",
     "0/4 nodes are available: 4 node(s) had volume node affinity conflict.": "where the volume is",
     "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.": "Add nodes, or lower spec.rollout.pod.resources",
@@ -175,15 +176,21 @@ LATE = {
         [{"name": "rollout", "image": "x:1", "state": {"waiting": {"reason": "ContainerCreating"}}}],
         "a volume, Secret or ConfigMap may be missing",
     ),
+    "a sidecar that is never ready": (
+        {"type": "Ready", "status": "False", "message": "containers with unready status: [proxy]"},
+        [{"name": "rollout", "image": "x:1", "ready": True, "state": {"running": {}}}],
+        "containers with unready status: [proxy], for 90 s",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", LATE)
 def test_pods_that_do_not_start_are_reported_once_they_are_late_without_an_event(case: str):
     condition, statuses, told = LATE[case]
-    cluster = Troubled({"phase": "Pending", "containerStatuses": statuses})
-    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(cluster.now)}
-    cluster.status["conditions"] = [bound, condition]  # type: ignore[index]
+    cluster = Troubled({"phase": "Running" if condition["type"] == "Ready" else "Pending"})
+    since = {"lastTransitionTime": timestamp(cluster.now)}
+    conditions = [{"type": "PodScheduled", "status": "True", **since}, {**condition, **since}]
+    cluster.status |= {"conditions": conditions, "containerStatuses": statuses}  # type: ignore[operator]
     cluster.put(rljob())
     world = World(cluster=cluster)
     world.settle()
@@ -215,8 +222,13 @@ def test_pods_that_do_not_start_are_reported_once_they_are_late_without_an_event
             "The operator repeats the call every few seconds. The admission webhook a.b.c does not answer",
         ),
         (ApiUnavailableError("etcdserver: leader changed", 500), "CallFailed", "look at the API server"),
+        (
+            InvalidError("ValidatingAdmissionPolicy 'names' with binding 'all' denied request: no", 422),
+            "RefusedByCluster",
+            "or have it exempt the objects of jobs (label plaudit.dev/job)",
+        ),
     ],
-    ids=["quota", "namespace", "webhook", "server"],
+    ids=["quota", "namespace", "webhook", "server", "policy"],
 )
 def test_what_the_api_server_says_to_an_object(error: KubeError, reason: str, told: str):
     world = World(rljob())

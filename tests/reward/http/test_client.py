@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.http import ConnectionLostError, HttpClient, ResponseTooLargeError, UnreachableError, proxy_for
+from plaudit_reward.http import (
+    ConnectionLostError,
+    HttpClient,
+    ResponseTooLargeError,
+    UnreachableError,
+    error_message,
+    proxy_for,
+)
 from plaudit_wire.errors import CallTimeoutError, ConfigurationError, InfrastructureError
 
 KEY = "sk-hush-hush"
@@ -146,6 +153,29 @@ def test_a_key_that_no_header_can_carry_is_refused_at_the_start_without_showing_
         HttpClient(max_connections=1, bearer_token=key, key_field="judge.apiKeySecret")
     assert key not in str(refusal.value)
     assert KEY not in str(refusal.value)
+
+
+async def test_a_token_that_was_replaced_is_read_again_once_the_server_refuses_it(
+    server: RawServer, make_client: Client, tmp_path: Path
+) -> None:
+    place = tmp_path / "key"
+    place.write_text("former")
+    client = make_client(bearer_token=place.read_text)
+    place.write_text("next")
+    await client.post(server.url, b"[]", 5.0)
+    refusal = b"the key former is revoked"
+    server.reply = b"HTTP/1.1 401 X\r\ncontent-length: %d\r\n\r\n" % len(refusal) + refusal
+    refused = await client.post(server.url, b"[]", 5.0)
+    assert error_message(refused.body, refused.token) == "the key *** is revoked"
+    for unusable in ("schlüssel", None):
+        await client.post(server.url, b"[]", 5.0)
+        if unusable is None:
+            place.unlink()
+        else:
+            place.write_text(unusable)
+    await client.post(server.url, b"[]", 5.0)
+    sent = [line for request in server.requests for line in request.split(b"\r\n") if b"Authorization" in line]
+    assert [line.rpartition(b" ")[2] for line in sent] == [b"former", b"former", b"next", b"next", b"next"]
 
 
 async def test_addresses_without_a_server_are_unreachable(make_client: Client) -> None:

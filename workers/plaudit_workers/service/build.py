@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +31,7 @@ from plaudit_reward.endpoint.served import TOKEN_VARIABLE, CallGate, LocalRouter
 from plaudit_reward.endpoint.shapes import CALLER_HEADER, SHAPES
 from plaudit_reward.functions.function import user_files
 from plaudit_reward.functions.result import ServedModel, Target
+from plaudit_reward.http import Token
 from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess, Router
 from plaudit_reward.machines import RunMachines
 from plaudit_reward.pipeline import Pipeline
@@ -229,6 +231,11 @@ def _secret(secret: SecretKey | None, field: str) -> str:
     return secret_value(secret, field) if secret else ""
 
 
+def _token(secret: SecretKey | None, field: str) -> Token:
+    """Return how to read a key that may be replaced while the worker runs."""
+    return partial(secret_value, secret, field) if secret else ""
+
+
 def _usage_report(name: str, usage: EndpointUsage, context: BuildContext) -> UsageReport | None:
     """Build the report of an endpoint's usage to the run; None outside of a run."""
     if context.redis is None:
@@ -365,7 +372,7 @@ def _judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
             judge.base_url or f"the model served for {scorer.name}",
             judge.model or scorer.name,
             usage,
-            api_key=_secret(judge.api_key_secret, f"scorer {scorer.name}: judge.apiKeySecret"),
+            api_key=_token(judge.api_key_secret, f"scorer {scorer.name}: judge.apiKeySecret"),
             arguments=judge.arguments,
             max_connections=context.reward.workers.max_concurrent_samples,
             pool=_server_pool(scorer, context) if judge.serve else None,
@@ -419,7 +426,7 @@ def _http_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
         http.url,
         SHAPES[http.shape],
         usage,
-        api_key=_secret(http.api_key_secret, f"scorer {scorer.name}: http.apiKeySecret"),
+        api_key=_token(http.api_key_secret, f"scorer {scorer.name}: http.apiKeySecret"),
         arguments=http.arguments,
         path=http.json_path,
         max_connections=context.reward.workers.max_concurrent_samples,
@@ -440,7 +447,7 @@ def _service_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
         f"{service.url.rstrip('/')}/v1/score",
         SHAPES["plaudit"],
         usage,
-        api_key=_secret(service.token_secret, f"{field}.tokenSecret"),
+        api_key=_token(service.token_secret, f"{field}.tokenSecret"),
         headers={CALLER_HEADER: context.run} if context.run else {},
         max_connections=context.reward.workers.max_concurrent_samples,
         remedies=SERVICE,

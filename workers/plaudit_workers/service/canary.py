@@ -13,7 +13,7 @@ import msgspec
 import prometheus_client
 from prometheus_client import CollectorRegistry, Histogram
 
-from plaudit_reward.http import HttpClient, NoResponseError
+from plaudit_reward.http import HttpClient, NoResponseError, Token
 from plaudit_wire.errors import CallTimeoutError, InfrastructureError
 from plaudit_wire.records import is_drawn
 from plaudit_workers.service.callers import GatewayAnswer, GroupAnswer, SampleAnswer
@@ -109,7 +109,7 @@ _group_decoder = msgspec.json.Decoder(_ScoredGroup)
 class Canary:
     """Copy a ``share`` of the samples (0 to 1) to another service and compare. ``close`` ends its connections."""
 
-    def __init__(self, url: str, token: str, share: float, series: CanarySeries) -> None:
+    def __init__(self, url: str, token: Token, share: float, series: CanarySeries) -> None:
         self._url = url.rstrip("/")
         self._share = share
         self._series = series

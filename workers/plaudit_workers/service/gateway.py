@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,8 @@ def _canary(spec: CanarySpec, compared: CanarySeries) -> Canary:
     field = "reward.gateway.canary.service"
     if not spec.service.url or spec.service.token_secret is None:
         raise RefusedError(f"{field}: give url and tokenSecret; a name is known on Kubernetes only")
-    return Canary(
-        spec.service.url, secret_value(spec.service.token_secret, f"{field}.tokenSecret"), spec.share, compared
-    )
+    token = partial(secret_value, spec.service.token_secret, f"{field}.tokenSecret")
+    return Canary(spec.service.url, token, spec.share, compared)
 
 
 async def serve_on(
