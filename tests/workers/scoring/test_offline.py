@@ -126,7 +126,7 @@ def test_standard_input_is_scored_up_to_the_broken_line(
 @pytest.mark.long
 def test_an_interrupt_ends_a_command_that_waits_for_a_line(score: Score, tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(
-        "import pathlib\ndef compute_score(sample):\n    pathlib.Path(__file__).with_name('scored').touch()\n    return 1\n"
+        "import pathlib\ndef compute_score(sample):\n    pathlib.Path(__file__).with_name('scored').touch()\n    pass\n"
     )
     score([], f"{{name: mine, kind: python, python: {{path: {tmp_path}/rewards.py}}}}")  # writes the job
     command = [sys.executable, "-m", "plaudit_workers.cli", "score", "--job", str(tmp_path / "job.yaml")]
