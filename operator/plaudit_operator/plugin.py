@@ -40,7 +40,7 @@ _EVENTS = 8
 _WITHIN = "--request-timeout=20s"
 _ENDS_WITHIN_S = 30
 _NO_SUCH_KIND = "the server doesn't have a resource type"
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?")
 _LONGEST_NAME = 253
 
 
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     status = command("status", "show phase, progress, roles, problems and events; without a name: all jobs")
-    status.add_argument("job", nargs="?", default="", type=_name)
+    status.add_argument("job", nargs="?", type=_name)
     logs = command("logs", "show the logs of a role, each line with its pod")
     logs.add_argument("job", type=_name)
     logs.add_argument("role", nargs="?", default=_ALL, choices=[*ROLES, _ALL], help="default: all")
@@ -238,9 +238,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _where(default: str) -> argparse.ArgumentParser:
+def _where(default: str) -> _Parser:
     """Return a parser of kubectl's own options, which stand before or after the command."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = _Parser(add_help=False)
     parser.add_argument("-n", "--namespace", default=default, help="of the job (default: the context's)")
     parser.add_argument("--context", default=default, help="of the kubeconfig (default: the current one)")
     parser.add_argument("--kubeconfig", default=default, metavar="FILE", help="default: kubectl's own")
@@ -413,7 +413,7 @@ class Kubectl:
         """Return an object."""
         text = self.read(*arguments, "--output", "json")
         try:
-            found = json.loads(text)
+            found: dict[str, Any] = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise KubectlError(f"kubectl {arguments[0]} printed no JSON ({error}): {text[:60]!r}") from None
         return found

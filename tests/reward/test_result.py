@@ -47,6 +47,8 @@ NOT_VALUES = [
     ("1.0", "data_error", "returned str"),
     ([1.0], "data_error", "returned list"),
     (np.array([1.0, 2.0]), "data_error", "not a number"),
+    (np.complex64(1j), "data_error", "returned complex64"),
+    (np.array(1j), "data_error", "returned ndarray"),
     ({"acc": 1.0}, "data_error", "without 'score' (its keys: acc)"),
     ({}, "data_error", "its keys: none"),
     ((1.0, "asked"), "data_error", "tuple of 2"),

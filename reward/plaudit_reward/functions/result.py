@@ -90,7 +90,8 @@ def _score_of_one(value: Any) -> Score:
 def _from_number(value: Any, extra: dict[str, float | str]) -> Score:
     if value is None:
         return Score("skipped", reason="the function returned None", extra=extra)
-    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+    is_complex = getattr(getattr(value, "dtype", None), "kind", "") == "c"  # NumPy's, which ``float`` would halve
+    if isinstance(value, str | bytes) or is_complex or not hasattr(value, "__float__"):
         return Score("data_error", reason=f"returned {type(value).__name__}; {_EXPECTED}", extra=extra)
     try:
         number = float(value)

@@ -79,7 +79,7 @@ BAD = [
     ("/slime", b'{"response":"4","metadata":[1]}', "extra_info: is [1]; give a mapping"),
     ("/openrlhf", b'{"query":["4"],"prompts":5}', "prompts: give a list"),
     ("/openrlhf", b'{"query":["4"],"labels":{"a":1}}', "labels: give a list"),
-    ("/openrlhf", b'{"query":["4",5]}', "response is 5"),
+    ("/openrlhf", b'{"query":["4",5]}', "samples[1]: response is 5"),
     ("/verify", b'{"response":{"output":[{"type":"message","content":[5]}]}}', "response.output: give each message's"),
     ("/verify", b'{"response":{"output":[]},"label":' + BIG + b"}", "label: is an integer beyond"),
     ("/verify", b'{"response":{"output":[]},"responses_create_params":{"input":[[5]]}}', None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -361,3 +362,23 @@ async def test_closing_the_processes_ends_what_running_samples_started(tmp_path)
         return not Path(f"/proc/{int(end.text)}").exists()
 
     await until(ended)
+
+
+@pytest.mark.long
+async def test_a_template_that_replaces_another_loads_the_files_as_they_were(tmp_path) -> None:
+    def children() -> set[str]:
+        return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+    tool = 'import parts\n\n\ndef look_up() -> str:\n    """Look up."""\n    return f"{parts.answer} %s"\n'
+    (tmp_path / "parts.py").write_text('answer = "first"\n')
+    (tmp_path / "tool.py").write_text(tool % "one")
+    processes, before = AgentProcesses([FunctionTool(str(tmp_path / "tool.py"), "look_up")]), children()
+    tools = {each.name: each for each in await processes.open()}
+    (template,) = children() - before
+    (tmp_path / "parts.py").write_text('answer = "second"\n')
+    (tmp_path / "tool.py").write_text(tool % "two")
+    os.kill(int(template), signal.SIGKILL)
+    await until(lambda: not Path(f"/proc/{template}").exists())
+    (result,) = await ToolProcess(processes, tools, {}).call([ParsedCall("look_up", {})])
+    assert result.text == "first one"
+    await processes.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from plaudit_workers.cli import main
 from plaudit_workers.commands.score import StoredReader, scored_in_order
 from plaudit_workers.service.lines import file_entries
 from scripted_scorer import ScriptedScorer
+from waiting import until
 
 RULE = "{name: rule, kind: rule}"
 Score = Callable[..., tuple[int, list[dict[str, Any]]]]
@@ -118,6 +121,26 @@ def test_standard_input_is_scored_up_to_the_broken_line(
     shown = capfdbinary.readouterr()
     assert [json.loads(line)["score"] for line in shown.out.splitlines()] == [1.0, 0.0]
     assert b"standard input:3: is not JSON (JSON is malformed" in shown.err
+
+
+@pytest.mark.long
+def test_an_interrupt_ends_a_command_that_waits_for_a_line(score: Score, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(
+        "import pathlib\ndef compute_score(sample):\n    pathlib.Path(__file__).with_name('scored').touch()\n    pass\n"
+    )
+    score([], f"{{name: mine, kind: python, python: {{path: {tmp_path}/rewards.py}}}}")  # writes the job
+    command = [sys.executable, "-m", "plaudit_workers.cli", "score", "--job", str(tmp_path / "job.yaml")]
+    with subprocess.Popen(
+        [*command, "--input", "-", "--output", str(tmp_path / "o")], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b'{"response": "a"}\n')
+        process.stdin.flush()
+        asyncio.run(until((tmp_path / "scored").exists))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert b"Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize(

@@ -177,9 +177,9 @@ def _read_rows(
         content: dict[str, Any] = plain_json(body, most_units=MOST_BYTES + 16 * MOST_PARTS)
         found = rows(content)
         _check_number(len(found))
-        return content, [sample_input(row, SampleInput) for row in found]
     except ValueError as error:
         raise RefusedRequestError(422, "invalid_sample", str(error)) from error
+    return content, _each(found, lambda row: sample_input(row, SampleInput), named=len(found) > 1)
 
 
 def _submitted(own_id: str, samples: Sequence[SampleInput], *, is_group: bool = False) -> SubmittedSamples:
@@ -199,15 +199,19 @@ def _checked_group(samples: Sequence[T], field: str) -> Sequence[T]:
 
 def _read_all(samples: Sequence[msgspec.Raw], *, named: bool) -> list[SampleInput]:
     _check_number(len(samples))
-    read, problems = [], {}
-    for position, sample in enumerate(samples):
+    return _each(samples, _read_sample, named=named)
+
+
+def _each(given: Sequence[T], read: Callable[[T], SampleInput], *, named: bool) -> list[SampleInput]:
+    samples, problems = [], {}
+    for position, one in enumerate(given):
         try:
-            read.append(_read_sample(sample))
+            samples.append(read(one))
         except ValueError as error:
             problems[position] = str(error)
     if problems:
         raise _invalid("samples", problems, named=named)
-    return read
+    return samples
 
 
 def _invalid(field: str, problems: Mapping[int, str], *, named: bool) -> RefusedRequestError:
@@ -329,7 +333,7 @@ class BodyRoom:
 
 async def read_body(request: Request, hold: Callable[[int], None]) -> bytes:
     """Return the body, whose bytes ``hold`` counts. Raise ``RefusedRequestError``: compressed, large, slow."""
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "").lower() not in ("", "identity"):
         raise RefusedRequestError(415, "compressed", "content-encoding: send the body uncompressed")
     too_large = RefusedRequestError(413, "too_large", f"the body has more than {MOST_BYTES >> 20} MiB: split it")
     if int(request.headers.get("content-length") or 0) > MOST_BYTES:
