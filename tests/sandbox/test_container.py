@@ -191,7 +191,7 @@ def of_image(folder: Path, *lines: str) -> Iterator[ContainerMachine]:
 
 
 def test_programs_below_the_workdir_are_the_agent_s_but_those_of_every_script(tmp_path: Path) -> None:
-    forged = "printf '#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n' > .venv/bin/bash; chmod +x .venv/bin/*"
+    forged = "printf '#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n' > .venv/bin/bash; chmod +x .venv/bin/bash"
     with of_image(tmp_path, "WORKDIR /app", "RUN mkdir -p .venv/bin", "ENV PATH=/app/.venv/bin:$PATH") as machine:
         bash(machine, "ln -s /usr/bin/python3 .venv/bin/python; cp /bin/true .venv/bin/pytest; echo 42 > answer")
         assert verified(machine, tmp_path).reward == 1.0
