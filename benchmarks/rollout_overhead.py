@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transport import cpu_seconds
 
 from plaudit_wire.messages import Announcement, Prompt, Sampling
 from plaudit_wire.redis import RedisAddress
@@ -139,12 +140,6 @@ def bare_round(llm: Any, about: Round) -> dict[str, Any]:
     outputs = llm.generate(requests, parameters, use_tqdm=False)
     seconds = time.perf_counter() - started
     return {"seconds": seconds, "responses": [list(output.outputs[0].token_ids) for output in outputs]}
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Bare:
