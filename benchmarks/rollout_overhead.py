@@ -240,8 +240,7 @@ class Worker:
         total = len(prompts) * SAMPLES_PER_PROMPT
         cpu_s = cpu_seconds(self._process.pid)
         started = time.perf_counter()
-        for prompt in prompts:
-            await self.streams.admit(prompt)
+        await asyncio.gather(*map(self.streams.admit, prompts))  # together, as a trainer admits those of a step
         await self._published(total)
         seconds, cpu_s = time.perf_counter() - started, cpu_seconds(self._process.pid) - cpu_s
         responses = []
