@@ -35,6 +35,7 @@ from typing import Any
 
 import yaml
 from reward_loop import run_verl
+from transport import cpu_seconds
 
 from plaudit_client import RewardClient
 from plaudit_workers.launch.redis import RedisServer, free_port
@@ -154,17 +155,7 @@ async def measure(service: Service, quick: bool) -> Result:
 
 def cpu_s(service: Service) -> dict[str, float]:
     """CPU seconds of each process of the service, with its children, and of this one."""
-    return {name: tree_cpu_s(pid) for name, pid in service.pids.items()} | {"client": time.process_time()}
-
-
-def tree_cpu_s(pid: int) -> float:
-    """CPU seconds of a process and of all below it."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    children = {
-        child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    }
-    return own + sum(tree_cpu_s(int(child)) for child in children)
+    return {name: cpu_seconds(pid) for name, pid in service.pids.items()} | {"client": time.process_time()}
 
 
 def main() -> None:

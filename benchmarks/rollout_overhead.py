@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transport import cpu_seconds
 
 from plaudit_wire.messages import Announcement, Prompt, Sampling
 from plaudit_wire.redis import RedisAddress
@@ -141,12 +142,6 @@ def bare_round(llm: Any, about: Round) -> dict[str, Any]:
     return {"seconds": seconds, "responses": [list(output.outputs[0].token_ids) for output in outputs]}
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 class Bare:
     """The process of ``bare_process``."""
 
@@ -245,8 +240,7 @@ class Worker:
         total = len(prompts) * SAMPLES_PER_PROMPT
         cpu_s = cpu_seconds(self._process.pid)
         started = time.perf_counter()
-        for prompt in prompts:
-            await self.streams.admit(prompt)
+        await asyncio.gather(*map(self.streams.admit, prompts))  # together, as a trainer admits those of a step
         await self._published(total)
         seconds, cpu_s = time.perf_counter() - started, cpu_seconds(self._process.pid) - cpu_s
         responses = []

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transport import cpu_seconds
+from transport import below, cpu_seconds
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ROUNDS = 3
@@ -65,15 +65,6 @@ def stepped(run: Path) -> bool:
 
 
 DONE = {"07-reward-service": scored, "01-copy-digits": stepped}
-
-
-def below(root: int) -> Iterator[int]:
-    """Yield a process and all that descend from it."""
-    yield root
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{root}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield from below(int(child))
 
 
 def memory_mb(root: int) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 import json
 import multiprocessing
@@ -27,6 +28,7 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,25 +60,23 @@ def role_process(
     barrier.wait()  # processes stay until the CPU time of all was read
 
 
+def below(root: int) -> Iterator[int]:
+    """Yield a process and all that descend from it."""
+    yield root
+    with contextlib.suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{root}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from below(int(child))
+
+
 def cpu_seconds(root: int) -> float:
     """User + system seconds of a process and all that descend from it."""
-    parents: dict[int, int] = {}
-    spent: dict[int, float] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-            spent[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    total = 0.0
-    for pid in spent:
-        ancestor = pid
-        while ancestor not in (root, 0, 1):
-            ancestor = parents.get(ancestor, 0)
-        total += spent[pid] if ancestor == root else 0.0
-    return total
+    ticks = 0
+    for pid in below(root):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def run_flow(server: RedisServer, groups: int, *, paced: bool) -> Flow:
