@@ -107,7 +107,9 @@ def role_states(
         pods = [pod for pod in observed.pods_of(name.partition("/")[0]) if own.items() <= labels(pod).items()]
         states[name] = _of_workload(least, name, observed, ("Deployment", object_name), pods, now)
     states["metrics"] = _of_deployment(context, least, observed, "metrics", now)
-    return {name: replace(role, remedy=_remedy(role, context) or _held(role, observed)) for name, role in states.items()}
+    return {
+        name: replace(role, remedy=_remedy(role, context) or _held(role, observed)) for name, role in states.items()
+    }
 
 
 def _held(role: RoleState, observed: Observed) -> str:

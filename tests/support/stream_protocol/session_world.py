@@ -37,17 +37,19 @@ class Client:
         self.session = StreamSession(self.world.of("client"), self.name, self.world.service, keep_s=1000.0)
         await self.session.open()
 
-    async def submit(self, group: str) -> None:
-        [answer] = await self.session.submit_many([encoded_group(group, self.wanted[group])])
-        if answer is Submission.conflict:
-            self.world.violations.append(f"S1: {group} is in conflict with itself")
-        if answer is Submission.returned and group not in self.written:
-            self.world.violations.append(f"S1: {group} counts as returned, and its client has no result")
+    async def submit(self, *groups: str) -> None:
+        answers = await self.session.submit_many([encoded_group(group, self.wanted[group]) for group in groups])
+        for group, answer in zip(groups, answers, strict=True):
+            if answer is Submission.conflict:
+                self.world.violations.append(f"S1: {group} is in conflict with itself")
+            if answer is Submission.returned and group not in self.written:
+                self.world.violations.append(f"S1: {group} counts as returned, and its client has no result")
 
-    async def submit_new(self, n: int) -> None:
-        group = self.session.group_id(str(len(self.wanted)))
-        self.wanted[group] = [self.sample(group, index) for index in range(n)]
-        await self.submit(group)
+    async def submit_new(self, *sizes: int) -> None:
+        groups = [self.session.group_id(str(len(self.wanted) + number)) for number in range(len(sizes))]
+        for group, n in zip(groups, sizes, strict=True):
+            self.wanted[group] = [self.sample(group, index) for index in range(n)]
+        await self.submit(*groups)
 
     def sample(self, group: str, index: int) -> Sample:
         return Sample(group, index, "made-up", "p", f"response {self.world.random.randrange(1 << 30)}")
@@ -72,9 +74,8 @@ class Client:
         self.world.zombies.append(self.session)
         self.to_acknowledge = []
         await self.start()
-        for group in self.wanted:
-            if group not in self.written or self.world.random.random() < 0.2:
-                await self.submit(group)
+        again = [each for each in self.wanted if each not in self.written or self.world.random.random() < 0.2]
+        await self.submit(*again, *again[:1])
 
     async def repair(self) -> None:
         """Do a client's periodic check: find the groups that Redis has lost or restored."""
@@ -110,7 +111,7 @@ class SessionWorld(World):
     async def everybody_works(self) -> None:
         for client in self.clients:
             if self.random.random() < 0.7:
-                await client.submit_new(self.random.randint(1, 3))
+                await client.submit_new(*(self.random.randint(1, 3) for _ in range(self.random.randint(1, 2))))
         await self.check_room()
         for worker in self.workers:
             await self.take(worker, 4)

@@ -34,7 +34,8 @@ SEEDED_BUGS = {
         "shared/session",
         {"if stored > tonumber(epoch) then return 'stale' end": ""},
     ),
-    "S4: no bound": ("submit", {"if not has_room(session, n, tonumber(ARGV[4])) then return 'full' end": ""}),
+    "S4: no bound": ("submit", {"if not take_room(n) then return 'full' end": ""}),
+    "S4: a bound for each group of a call": ("shared/session", {"own, all = own + n, all + n": "return true"}),
     "S4: a bound for each name of an owner": (
         "shared/session",
         {"local part = most / sharing": "local part = most / sharing\n  all = own"},

@@ -26,7 +26,7 @@ from plaudit_reward.http import allow_connections
 from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.job_start import service_of
-from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Supervised
+from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Supervised, collect_seldom
 from plaudit_workers.service.application import (
     RECOGNISED,
     Application,
@@ -114,6 +114,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     try:
         async with HealthServer(settings.health_port, ready=callers.is_running.is_set, pages=pages):
             stamp("ready")
+            collect_seldom()
             await serve_on(gateway, callers, listener, own, stop)
             await gateway.close()
     finally:

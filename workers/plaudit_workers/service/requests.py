@@ -9,7 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -88,8 +88,8 @@ class RequestBody:
     """Several were submitted in a list, so the answer is one."""
 
 
-class _Samples(msgspec.Struct):
-    samples: list[msgspec.Raw]
+class _Samples(msgspec.Struct, Generic[T]):
+    samples: list[T] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Group(msgspec.Struct):
@@ -101,19 +101,29 @@ class _Groups(msgspec.Struct):
     groups: list[_Group]
 
 
-_samples_decoder = msgspec.json.Decoder(_Samples)
+_inputs_decoder = msgspec.json.Decoder(_Samples[SampleInput])
+_samples_decoder = msgspec.json.Decoder(_Samples[msgspec.Raw])
 _group_decoder = msgspec.json.Decoder(_Group)
 _groups_decoder = msgspec.json.Decoder(_Groups)
 _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _plain_decoder = msgspec.json.Decoder(dict[str, Any])
 _sample_decoder = msgspec.json.Decoder(SampleInput)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read_samples(body: bytes) -> RequestBody:
     """Read the body of ``POST /v1/score``: one sample, or ``{"samples": [sample, …]}``."""
     body = _checked(body)
-    is_batch = "samples" in _decoded(_object_decoder, body)
-    samples = _read_all(_decoded(_samples_decoder, body).samples if is_batch else [msgspec.Raw(body)], named=is_batch)
+    given: Sequence[msgspec.Raw | SampleInput] | msgspec.UnsetType
+    try:
+        given = _inputs_decoder.decode(body).samples  # in one pass
+    except _UNREADABLE:  # each sample by itself is mended, or tells what is wrong with it
+        given = _decoded(_samples_decoder, body).samples
+    is_batch = not isinstance(given, msgspec.UnsetType)
+    if isinstance(given, msgspec.UnsetType):
+        _decoded(_object_decoder, body)
+        given = [msgspec.Raw(body)]
+    samples = _read_all(given, named=is_batch)
     return RequestBody([_submitted(sample.id, [sample]) for sample in samples], is_batch)
 
 
@@ -197,7 +207,7 @@ def _checked_group(samples: Sequence[T], field: str) -> Sequence[T]:
     return samples
 
 
-def _read_all(samples: Sequence[msgspec.Raw], *, named: bool) -> list[SampleInput]:
+def _read_all(samples: Sequence[msgspec.Raw | SampleInput], *, named: bool) -> list[SampleInput]:
     _check_number(len(samples))
     return _each(samples, _read_sample, named=named)
 
@@ -220,11 +230,12 @@ def _invalid(field: str, problems: Mapping[int, str], *, named: bool) -> Refused
     return RefusedRequestError(422, "invalid_sample", text, samples=problems)
 
 
-def _read_sample(raw: msgspec.Raw) -> SampleInput:
+def _read_sample(given: msgspec.Raw | SampleInput) -> SampleInput:
     try:
-        sample = _sample_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # null, or verl's columns; else an error by name
-        sample = sample_input(_as_object(raw), SampleInput)
+        sample = given if isinstance(given, SampleInput) else _sample_decoder.decode(given)
+    except _UNREADABLE:  # null, or verl's columns; else an error by name
+        assert isinstance(given, msgspec.Raw)
+        sample = sample_input(_as_object(given), SampleInput)
     else:
         _check_open_fields(sample)
     _checked_id(sample.id)

@@ -32,6 +32,7 @@ from plaudit_workers.process import (
     HealthServer,
     ProcessSettings,
     Supervised,
+    collect_seldom,
     drained,
     set_within,
     unless_stopped,
@@ -90,6 +91,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
                     await _auditor(job, context, transport, settings.run_folder),
                 )
             )
+            collect_seldom()
             async with offering(job, transport, version):
                 await workers[0].run(stop)
         finally:

@@ -456,28 +456,23 @@ def open_session(session: str, floor: int, keep_s: float, *, shared: bool = Fals
     return Call("open_session", ("shared" if shared else new_call(), session, floor, keep_s), int)
 
 
-def submit(session: str, epoch: int, service: Service, group: SubmittedGroup, room: int) -> Call[Submission]:
-    """Submit a group; reading the answer raises ``SessionTakenError`` or ``SessionGoneError``.
+def submit(
+    session: str, epoch: int, service: Service, groups: Sequence[SubmittedGroup], room: int
+) -> Call[list[Submission]]:
+    """Submit groups; reading the answer raises ``SessionTakenError`` or ``SessionGoneError``.
 
     ``room`` bounds the samples that the session's owner has in work.
     """
-    arguments: list[Argument] = [
-        session,
-        epoch,
-        room,
-        service.memory_share,
-        service.group_deadline_s,
-        service.group_deadline_s,
-        int(service.group_scorers),
-        group.source,
-        group.digest,
-        group.prompt,
-        group.generation,
-        group.tensors,
-        int(is_drawn(group.id, service.kept_share)),
-        *(part for sample in group.samples for part in sample),
-    ]
-    return Call("submit", arguments, lambda answer: Submission(_accepted_answer(answer, session)), group.id)
+    deadline_s = service.group_deadline_s
+    arguments: list[Argument] = [session, epoch, room, service.memory_share, deadline_s, deadline_s]
+    arguments.append(int(service.group_scorers))
+    for group in groups:
+        is_wanted = is_drawn(group.id, service.kept_share)
+        is_read = is_wanted or service.group_scorers
+        arguments += (group.id, len(group.samples), group.source, group.digest, group.prompt if is_read else b"")
+        arguments += (group.generation, group.tensors if is_read else b"", int(is_wanted))
+        arguments += (part for sample in group.samples for part in sample)
+    return Call("submit", arguments, lambda answer: list(map(Submission, _accepted_answer(answer, session))))
 
 
 def acknowledge(session: str, epoch: int, results: Sequence[tuple[str, str]]) -> Call[bytes]:
@@ -513,7 +508,7 @@ def end_session(session: str, epoch: int | None) -> Call[bool]:
     return Call("end_session", arguments, lambda answer: _accepted_answer(answer, session) == b"more")
 
 
-def _accepted_answer(answer: bytes, session: str) -> bytes:
+def _accepted_answer(answer: T, session: str) -> T:
     if answer == b"stale":
         raise SessionTakenError(f"another client has opened the session {session}")
     if answer == b"unknown":

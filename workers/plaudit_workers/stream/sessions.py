@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -48,6 +48,7 @@ UPKEEP_EVERY_S: Final = 1.0
 CHECK_LOSSES_EVERY_S: Final = 5.0
 _OUTAGE_PAUSE_S = 0.2
 _READ_AT_ONCE = 512
+_SUBMITTED_AT_ONCE, _SUBMITTED_BYTES = 32, 1 << 20
 _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
 _GROUP_MARK = "g"
 _NO_TENSORS = encode(Tensors(b"", b"", b"", []))
@@ -184,8 +185,10 @@ class StreamSession:
 
         Raise ``SessionTakenError`` or ``SessionGoneError``.
         """
-        calls = [transitions.submit(self.name, self._epoch, self._service, group, self.room) for group in groups]
-        return await self._transport.scripts.run_many(calls)
+        calls = [
+            transitions.submit(self.name, self._epoch, self._service, some, self.room) for some in _in_calls(groups)
+        ]
+        return [answer for answers in await self._transport.scripts.run_many(calls) for answer in answers]
 
     async def read(self, count: int, block_s: float) -> list[GroupResult]:
         """Return the next groups that have ended, at most ``count``; [] if none ended within ``block_s`` (0: no wait).
@@ -258,6 +261,10 @@ class StreamSession:
             await self._end(name, None)
 
     async def _release(self, name: str) -> None:
+        phase: Any = await self._transport.commands.hget(self._transport.names.group(name), "phase")
+        if phase == b"open":  # such a group may hold no bodies: only group-scope scorers and auditors read them
+            await self._transport.scripts.run(transitions.release(name, incarnation=0))
+            return
         try:
             group = await read_group(self._transport, name)
         except RecordError as error:
@@ -284,6 +291,21 @@ class StreamSession:
     async def _end(self, name: str, epoch: int | None) -> None:
         while await self._transport.scripts.run(transitions.end_session(name, epoch)):
             pass
+
+
+def _in_calls(groups: Sequence[SubmittedGroup]) -> Iterator[list[SubmittedGroup]]:
+    """Yield the groups of each call: few enough that nobody else waits long for Redis."""
+    some: list[SubmittedGroup] = []
+    num_bytes = 0
+    for group in groups:
+        of_group = sum(len(record) for _, record in group.samples)
+        if some and (len(some) >= _SUBMITTED_AT_ONCE or num_bytes + of_group > _SUBMITTED_BYTES):
+            yield some
+            some, num_bytes = [], 0
+        some.append(group)
+        num_bytes += of_group
+    if some:
+        yield some
 
 
 def encoded_group(group: str, samples: Sequence[Sample], *, is_group: bool = False) -> SubmittedGroup:

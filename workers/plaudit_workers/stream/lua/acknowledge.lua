@@ -6,18 +6,24 @@
 --   shared session (opened by the call `shared`) none is remembered: an id that is submitted later is scored again.
 -- Returns: acknowledged | stale | unknown; for a repeat the same.
 local session = ARGV[2]
-local refused = refusal(session, ARGV[3])
+local refused, shared = refusal(session, ARGV[3])
 if refused then return refused end
 touch(session)
-local shared = redis.call('HGET', session_key(session), 'opened') == 'shared'
 local groups, returned, done = session_key(session, 'groups'), session_key(session, 'returned'), 0
-for i = 4, #ARGV, 2 do
-  local known = redis.call('HGET', groups, ARGV[i])
-  if known and words(known)[2] == ARGV[i + 1] then
-    redis.call('XDEL', session_key(session, 'results'), ARGV[i + 1])
-    redis.call('HDEL', groups, ARGV[i])
-    done = done + 1
-    if not shared then redis.call('ZADD', returned, now_text, ARGV[i]) end
+for first = 4, #ARGV, 1000 do
+  local last, names, ended, entries = math.min(first + 999, #ARGV), {}, {}, {}
+  for i = first, last, 2 do names[#names + 1] = ARGV[i] end
+  local known = redis.call('HMGET', groups, unpack(names))
+  for i = first, last, 2 do
+    local about = known[(i - first) / 2 + 1]
+    if about and words(about)[2] == ARGV[i + 1] then
+      ended[#ended + 1], entries[#entries + 1] = ARGV[i], ARGV[i + 1]
+      if not shared then redis.call('ZADD', returned, now_text, ARGV[i]) end
+    end
+  end
+  if #ended > 0 then
+    redis.call('XDEL', session_key(session, 'results'), unpack(entries))
+    done = done + redis.call('HDEL', groups, unpack(ended))
   end
 end
 if done > 0 then count('returned', done) end

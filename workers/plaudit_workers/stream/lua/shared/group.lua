@@ -53,8 +53,13 @@ local function events_kept(bytes, samples)
   return kept
 end
 
--- What the hash holds of the samples, read once, when none of it changes any more: published:i and ended:i one after the
--- other, false where absent.
+-- Whether the group goes on after its last sample has ended: to its trainer, to group-scope scorers, to auditors.
+local function goes_on(g)
+  return not g.session or g.scorers or g.kept
+end
+
+-- What is known of the samples, read once, when none of it changes any more: published:i and ended:i one after the other,
+-- false where absent.
 local function written(g)
   if g.written then return g.written end
   local found, most = {}, 256
@@ -65,6 +70,7 @@ local function written(g)
     end
     for _, value in ipairs(redis.call('HMGET', group, unpack(names))) do found[#found + 1] = value end
   end
+  if g.last then found[2 * g.last.i + 2] = g.last.ended end
   g.written = found
   return found
 end
@@ -98,6 +104,10 @@ end
 local function finish(g, i, published, ended, scoring)
   g.open = g.open - 1
   if ended[2] == 'scored' then g.scored = g.scored + 1 end
+  if g.open == 0 and not goes_on(g) then
+    g.last = {i = i, ended = packed(ended, scoring)} -- the hash ends with this call
+    return
+  end
   redis.call('HSET', group, 'ended:' .. i, packed(ended, scoring), 'open', g.open, 'scored', g.scored)
   if not published then
     g.unpublished = g.unpublished - 1
@@ -151,8 +161,7 @@ end
 
 -- The completion rule, for a group whose samples are all terminal.
 local function complete(g)
-  local stays = not g.session or g.scorers or g.kept -- others end with it
-  if g.phase == 'open' and stays then redis.call('HSET', group, 'terminal', now_text) end
+  if g.phase == 'open' and goes_on(g) then redis.call('HSET', group, 'terminal', now_text) end
   if g.drop and g.split == 'train' then
     settle(g, 'dropped', 'drop_group')
   elseif g.scored < g.needed then

@@ -28,9 +28,10 @@ local function count_in_work(session, by)
   end
 end
 
--- Whether a session has room for n samples: its owner's sessions share one bound, in equal parts among those that were
--- refused within the last second. A group that alone exceeds the part may be in work alone.
-local function has_room(session, n, most)
+-- What takes room for n samples of a session, and says whether there was any: its owner's sessions share one bound, in
+-- equal parts among those that were refused within the last second. A group that alone exceeds the part may be in work
+-- alone.
+local function room_of(session, most)
   local owner = owner_of(session)
   local f = redis.call('HMGET', prefix .. 'in_work', owner, owner .. '/', owner .. '?', session)
   local all, sharing = tonumber(f[1] or 0), 1
@@ -42,14 +43,18 @@ local function has_room(session, n, most)
     end
   end
   local part = most / sharing
-  local fits = own > 0 and own + n <= part and all + n <= most
-    or own <= 0 and (all <= 0 or all + math.min(n, part) <= most)
-  if not fits and (session ~= owner or all > own) then
-    redis.call('HSET', prefix .. 'in_work', owner .. '?', now_text)
-    redis.call('ZADD', waiting, now_text, session)
-    redis.call('EXPIRE', waiting, 10)
+  return function(n)
+    local fits = own > 0 and own + n <= part and all + n <= most
+      or own <= 0 and (all <= 0 or all + math.min(n, part) <= most)
+    if fits then
+      own, all = own + n, all + n
+    elseif session ~= owner or all > own then
+      redis.call('HSET', prefix .. 'in_work', owner .. '?', now_text)
+      redis.call('ZADD', waiting, now_text, session)
+      redis.call('EXPIRE', waiting, 10)
+    end
+    return fits
   end
-  return fits
 end
 
 -- The session goes on to be kept from now on.
@@ -58,11 +63,12 @@ local function touch(name)
 end
 
 -- Why a client has no say: `stale`, a later one goes by the session's name; `unknown`, the session was lost or has
--- expired: open it again. False when it has.
+-- expired: open it again. False when it has, and then whether the session is shared.
 local function refusal(name, epoch)
-  local stored = tonumber(redis.call('HGET', session_key(name), 'epoch') or 0)
+  local f = redis.call('HMGET', session_key(name), 'epoch', 'opened')
+  local stored = tonumber(f[1] or 0)
   if stored == 0 then return 'unknown' end
   if stored > tonumber(epoch) then return 'stale' end
   if stored < tonumber(epoch) then redis.call('HSET', session_key(name), 'epoch', epoch) end
-  return false
+  return false, f[2] == 'shared'
 end
