@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.steps import KeptSteps
 from plaudit_metrics.statistics.columns import NO_SCORER, FailureCounts, shortened
 from plaudit_metrics.statistics.steps import step_record
-from plaudit_wire.records import Failure, SampleRecord, ScorerRecord, StepRecord
+from plaudit_wire.records import GROUP_ENDED, Failure, SampleRecord, ScorerRecord, ScoringRecord, StepRecord
 
 Build = Callable[..., Any]
 
@@ -79,6 +80,14 @@ def test_the_failures_of_the_open_step_are_those_after_the_newest_step_in_one_ba
     step = StepRecord(1, 1, closed[0].stamps.admitted, 2_000_000.0, 2, 1, {"step_s": 1.0})
     view.handle([*closed, group(closed), step, sample("t-1-1.0", outcome="poison")], True)
     assert [(each.outcome, each.count) for each in view.failures.failures()] == [("poison", 1)]
+
+
+def test_samples_of_a_group_that_a_resume_rolled_back_did_not_fail(sample: Build) -> None:
+    view = RunView(RunSeries(), KeptSteps())
+    rolled_back = replace(sample("t-0-1.0"), scoring=ScoringRecord("given_up", reason=GROUP_ENDED))
+    view.handle([rolled_back, sample("t-1-1.0", outcome="given_up")], True)
+    assert [(each.outcome, each.count) for each in view.failures.failures()] == [("given_up", 1)]
+    assert view.failures.samples == 1
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ REDIS: Final = "redis"
 """``WaitRecord.cause``: Redis did not answer the trainer."""
 UNKNOWN: Final = "unknown"
 """``WaitRecord.cause``: Redis's clock was set, so the stamps of the awaited groups do not give it."""
+GROUP_ENDED: Final = "its group was ended before it was scored"
+"""``ScoringRecord.reason`` of a sample that nobody needs any more: rolled back, or left when its run ended."""
 VALIDATES: Final = "validates"
 """``WorkerRecord.doing`` of a trainer that waits for validation samples."""
 LIVE_WITHIN_S: Final = 20.0

@@ -15,7 +15,7 @@ from plaudit_metrics.sources.steps import Arrival, Collector, EncodedStep, KeptS
 from plaudit_metrics.sources.stream import EventRecord
 from plaudit_metrics.statistics.columns import FailureCounts
 from plaudit_metrics.statistics.integrity import WINDOW_STEPS
-from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
+from plaudit_wire.records import GROUP_ENDED, NO_STEP, GroupRecord, SampleRecord, StepRecord
 
 
 class RunView:
@@ -53,7 +53,8 @@ class RunView:
             if isinstance(record, SampleRecord):
                 if record.step == NO_STEP or self.collector.add_sample(record) is Arrival.new:
                     new_samples.append(record)
-                    self.failures.add(record.scoring)
+                    if record.scoring.reason != GROUP_ENDED:
+                        self.failures.add(record.scoring)
                 if record.step == NO_STEP:
                     self.service.add(record)
             elif isinstance(record, GroupRecord):

@@ -154,6 +154,18 @@ def test_another_model_cannot_be_accepted(run: Prepared) -> None:
         run(resume=True, accept_changes=True)
 
 
+def test_a_run_is_resumed_by_the_job_it_is_of_whatever_its_name(run: Prepared) -> None:
+    """Another job's name may begin with this one's, as those of its runs then do."""
+    mine = run("chosen")
+    job = yaml.safe_load((run.folder / "job.yaml").read_text())
+    (run.folder / "job.yaml").write_text(yaml.safe_dump(job | {"metadata": {"name": "j-2", "labels": {"name": "j"}}}))
+    other = run()
+    assert other is not None
+    assert other.name.startswith("j-2-")
+    (run.folder / "job.yaml").write_text(yaml.safe_dump(job))
+    assert run(resume=True) == mine
+
+
 def test_the_newest_run_that_closed_a_step_is_resumed(run: Prepared) -> None:
     older, closed, newest = run("j-1"), run("j-2"), run("j-3")
     assert older

@@ -321,6 +321,9 @@ def test_the_cache_takes_the_memory_that_weights_leave(spec_of):
     used = sum(part.num_bytes for part in rollout_parts(spec, SHAPE_7B))
     bytes_per_token = 2 * 28 * 4 * 128 * 2
     assert cache_tokens(spec, SHAPE_7B, 80e9) == pytest.approx((0.85 * 80e9 - used) / bytes_per_token)
+    for given, cache in ((1 << 30, 1 << 30), (80 << 30, 80e9 - used)):
+        own = spec_of(rollout={"engine": {"arguments": {"kv_cache_memory_bytes": given}}})
+        assert cache_tokens(own, SHAPE_7B, 80e9) == pytest.approx(cache / bytes_per_token)
 
 
 def test_ranks_that_read_their_rows_need_little_of_their_host(spec_of):

@@ -151,7 +151,7 @@ def _lines(spec: Spec, shape: ModelShape, device: Device, response_tokens: int) 
         yield from _table(title, rollout_parts(spec, shape), budget)
         tokens = cache_tokens(spec, shape, device.memory_bytes)
         samples = int(tokens // longest_sample(spec))
-        yield f"  KV cache: {int(tokens):,} tokens, {samples} samples of {longest_sample(spec):,}"
+        yield f"  KV cache: {int(tokens):,} tokens, {samples:,} samples of {longest_sample(spec):,}"
     yield from _table("host of the trainer's first pod (not at once)", host_parts(spec, shape), None)
     times = step_times(spec, shape, device, response_tokens)
     yield f"step with responses of {response_tokens:,} tokens, without rewards: {times.step:.0f} s"

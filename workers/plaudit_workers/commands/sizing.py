@@ -320,9 +320,15 @@ def rollout_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
 
 
 def cache_tokens(spec: Spec, shape: ModelShape, memory_bytes: float) -> float:
-    """Return the tokens that the key-value cache of one rollout holds; negative where the weights do not fit."""
+    """Return the tokens that the key-value cache of one rollout holds; negative where the weights do not fit.
+
+    vLLM's argument ``kv_cache_memory_bytes`` sets the cache of a GPU, whatever the utilization.
+    """
     engine = spec.rollout.engine
-    free = engine.gpu_memory_utilization * memory_bytes - sum(part.num_bytes for part in rollout_parts(spec, shape))
+    given = engine.arguments.get("kv_cache_memory_bytes")
+    others = sum(part.num_bytes for part in rollout_parts(spec, shape))
+    free = engine.gpu_memory_utilization * memory_bytes - others
+    free = min(given, memory_bytes - others) if isinstance(given, int) else free
     split = min(engine.tensor_parallel_size, shape.key_value_heads) * engine.pipeline_parallel_size
     return free * split / shape.cache_bytes(DTYPE_BYTES[spec.model.dtype])
 

@@ -11,11 +11,12 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -79,6 +80,7 @@ _RESPONSE_WITHIN_S = 5.0
 _HUB = "https://huggingface.co"
 _LOCAL = "If it is a folder, write its path with ./ or /"
 _LOCK_FILE = "run.lock"
+_JOB_NAME = re.compile(r"^metadata:\n(?:  .*\n)*?  name: ['\"]?([a-z0-9-]+)", re.MULTILINE)
 PARTS = ("samples", "checkpoints", "weights", "logs")
 
 
@@ -286,13 +288,21 @@ def resumed_run(runs: Path, job_name: str, run: str | None) -> Path:
     if run is not None:
         found = [runs / run] if (runs / run / "job.yaml").exists() else []
     else:
-        found = [path.parent for path in runs.glob(f"{job_name}-*/job.yaml")]
+        found = [path.parent for path in runs.glob("*/job.yaml") if _job_of(path) == job_name]
     if not found:
         raise RefusedError(
             f"--resume: {runs}/ holds no run {run or f'of job {job_name}'}. Leave --resume out to start one, or name "
             "the folder of the runs with --runs-folder"
         )
     return max(found, key=_last_step_closed).resolve()
+
+
+def _job_of(resolved: Path) -> str:
+    """Return the name of the job in a run's ``job.yaml``, as ``dump_job`` writes it; empty for a file that has none."""
+    with suppress(OSError, UnicodeDecodeError):
+        named = _JOB_NAME.search(resolved.read_text(encoding="utf-8"))
+        return named[1] if named else ""
+    return ""
 
 
 def _last_step_closed(folder: Path) -> tuple[bool, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import secrets
@@ -167,10 +168,11 @@ class RedisServer:
                     time.sleep(0.02)
         log = self.folder / "redis.log"
         tail = "\n".join(log.read_text().splitlines()[-5:]) if log.exists() else "(no log)"
+        ended = self._process.poll()
+        what = f"did not start within {_READY_WITHIN_S:.0f} s" if ended is None else "ended as it started"
+        remedy = f"Make room for {self.folder}. " if os.strerror(errno.ENOSPC) in tail else ""
         self.kill()
-        raise RefusedError(
-            f"the Redis server did not start within {_READY_WITHIN_S:.0f} s in {self.folder}. Its log ends:\n{tail}"
-        )
+        raise RefusedError(f"the Redis server {what} in {self.folder}. {remedy}Its log ends:\n{tail}")
 
     def __enter__(self) -> Self:
         return self.start()

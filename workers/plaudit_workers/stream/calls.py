@@ -22,6 +22,7 @@ from plaudit_wire.messages import Announcement, EncodedBody, GroupDelivery, Prom
 from plaudit_wire.names import Stream
 from plaudit_wire.records import (
     ADMISSION_MEMORY_SHARE,
+    GROUP_ENDED,
     GroupEnd,
     Sample,
     ScoringRecord,
@@ -37,7 +38,7 @@ _numbers = itertools.count()
 _boot = os.urandom(6).hex()
 _encode = msgspec.msgpack.encode
 _DEADLINE_PASSED = _encode(ScoringRecord(outcome="given_up", reason="the group's deadline passed"))
-_GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
+_GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason=GROUP_ENDED))
 _NEVER = 1 << 31
 _SILENT_MS = 3_600_000
 """A consumer without pending entries is removed after this long without a call."""
