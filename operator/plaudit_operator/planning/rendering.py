@@ -194,7 +194,7 @@ def _thawed(observed: Observed, data: Mapping[str, str], settings: OperatorSetti
         return frozenset()
     other_images = data["images.json"] != job_config.as_json(asdict(settings.images))
     platform = platform_of(settings.job_defaults, observed.namespace)
-    if not other_images and data.get("platform.json") in (None, job_config.as_json(platform)) or unreadable(data):
+    if (not other_images and data.get("platform.json") in (None, job_config.as_json(platform))) or unreadable(data):
         return frozenset()
     templates = msgspec.json.decode(data["templates.json"])
     own = {child: _pods_of(frozen["template"], observed.pods) for child, frozen in templates.items()}

@@ -84,8 +84,9 @@ def test_a_config_map_that_was_edited_beyond_reading_is_named_and_written_anew_o
     world.settle()
     valid, admitted = world.condition("SpecValid"), world.condition("Admitted")
     assert (valid["status"], valid["reason"]) == ("False", "Invalid")
-    assert f"ConfigMap job-job, in which the operator keeps what it admitted, was edited and cannot be read: {told}" in (
-        valid["message"]
+    assert (
+        f"ConfigMap job-job, in which the operator keeps what it admitted, was edited and cannot be read: {told}"
+        in (valid["message"])
     )
     assert admitted["message"] == "the objects that are left stay as they are"
     assert world.cluster.roles() > {"reward", "redis"}
