@@ -36,6 +36,8 @@ def problem_of(pod: Object, now: float) -> tuple[str, str] | None:
         if found:
             return found[0], f"{name}: {found[1]}"
     if is_late(pod, now):
+        if _waits_for_its_sandbox(pod):
+            return Reason.CONFIG_MISSING, f"{name}: {_NOT_CREATED}"
         for condition in conditions_of(pod):
             told = _LATE.get((pod["status"].get("phase"), condition["type"]))
             if told and condition["status"] == "False" and condition.get("message"):
@@ -43,6 +45,9 @@ def problem_of(pod: Object, now: float) -> tuple[str, str] | None:
     return None
 
 
+_NOT_CREATED = (
+    "containers not created after 90 s; a volume, Secret or ConfigMap may be missing. See kubectl describe pod"
+)
 _LATE = {
     ("Pending", "Initialized"): (
         "{}, 90 s after the pod got its node. The role starts once they have ended or are ready"
@@ -88,9 +93,14 @@ def _waiting(status: Object, pod: Object, now: float) -> tuple[str, str] | None:
     if reason == "CrashLoopBackOff" and (status.get("lastState", {}).get("terminated") or {}).get("exitCode") == 0:
         return Reason.CRASHING, f"{status['name']} ends with code 0, and Kubernetes starts it again and again"
     if reason == "ContainerCreating" and is_late(pod, now):
-        problem = "containers not created after 90 s; a volume, Secret or ConfigMap may be missing"
-        return Reason.CONFIG_MISSING, f"{problem}. See kubectl describe pod"
+        return Reason.CONFIG_MISSING, _NOT_CREATED
     return None
+
+
+def _waits_for_its_sandbox(pod: Object) -> bool:
+    """Return True if not even the first container of a pod was created: its volumes are not there."""
+    states = [status.get("state", {}).get("waiting") or {} for status in _containers(pod)]
+    return bool(states) and all(state.get("reason") == "PodInitializing" for state in states)
 
 
 def _ended(status: Object) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from operator_process import OperatorProcess, kubeconfig_of_the_chart
 from real_cluster import ROOT, Cluster
 from world import rljob
 
+from plaudit_operator.names import LABEL_JOB, MANAGED_BY
 from plaudit_operator.runtime.kube import ApiServer
 
 NAMESPACE = "jobs"
@@ -102,13 +103,17 @@ def test_children_that_are_deleted_or_changed_by_hand_come_back(leader: Operator
     kubectl("scale", "deployment/hands-rollout", "--replicas=7")
     kubectl("set", "image", "deployment/hands-metrics", "metrics=localhost/other:1")
     kubectl("annotate", "statefulset/hands-redis", "plaudit.dev/inputs=nothing", "--overwrite")
+    unseen = {("service", "hands-metrics"): LABEL_JOB, ("networkpolicy", "hands-redis"): MANAGED_BY}
+    for (kind, name), label in unseen.items():
+        kubectl("label", kind, name, f"{label}-")
 
     def healed() -> bool:
         rollout = definition.get("deployment", "hands-rollout", NAMESPACE)
         metrics = definition.get("deployment", "hands-metrics", NAMESPACE)
         image = metrics["spec"]["template"]["spec"]["containers"][0]["image"]
         count = len(children(definition, "hands"))
-        return count == 15 and rollout["spec"]["replicas"] == 2 and image == "localhost/none:1"
+        seen = (definition.get(*key, NAMESPACE)["metadata"]["labels"].get(label) for key, label in unseen.items())
+        return count == 15 and all(seen) and rollout["spec"]["replicas"] == 2 and image == "localhost/none:1"
 
     definition.until("healed", healed)
 

@@ -239,7 +239,13 @@ def test_a_job_of_the_same_name_is_refused_and_the_service_goes_on():
     for _ in range(3):
         job.deliver()
         job.reconcile()
-    assert job.condition("Admitted")["reason"] == "NameTaken"
+    admitted = job.condition("Admitted")
+    assert admitted["reason"] == "NameTaken"
+    assert (
+        "ConfigMap job-job: a ConfigMap named job-job exists and is not this job's; it belongs to RewardService job"
+        in (admitted["message"])
+    )
+    assert "kubectl delete" not in admitted["message"]
     world.relist()
     world.settle()
     assert world.condition("Ready")["status"] == "True"

@@ -218,7 +218,9 @@ def _own(kube: ApiServer, observed: Observed, manifest: dict[str, Any]) -> Objec
     if of_earlier_job or follows:
         held = f". It {AWAITS_FINALIZER} {found}" if (found := held_by(present)) else ""
         raise AwaitedError(f"it is {OF_EARLIER_JOB}; the job goes on once Kubernetes has deleted it{held}")
-    remedy = f"rename the job or delete that object: {delete_command(observed.namespace, [(kind.kind, name)])}"
+    owner = next((f"{each['kind']} {each['name']}" for each in owners if each.get("controller")), "")
+    command = delete_command(observed.namespace, [(kind.kind, name)])
+    remedy = f"it belongs to {owner}: rename the job" if owner else f"rename the job or delete that object: {command}"
     raise AlreadyExistsError(f"a {kind.kind} named {name} exists and is not this job's; {remedy}")
 
 

@@ -14,7 +14,15 @@ from plaudit_operator.children.all import fixed_replicas
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.roles import RolloutGroup
 from plaudit_operator.names import Reason
-from plaudit_operator.observed import AWAITS_FINALIZER, Object, Observed, attempt_of, conditions_of, labels
+from plaudit_operator.observed import (
+    AWAITS_FINALIZER,
+    NO_SUCH_KIND,
+    Object,
+    Observed,
+    attempt_of,
+    conditions_of,
+    labels,
+)
 from plaudit_operator.pod_state import held_by, is_over, is_ready, is_running, problem_of, restarts_of, sidecars_left
 from plaudit_operator.policies import awaited, without_pod_name
 
@@ -296,6 +304,10 @@ _REMEDIES = tuple(
             "counts it",
         ),
         (
+            r"requested: persistentvolumeclaims=\d+, used",
+            "Raise the namespace's quota of persistentvolumeclaims: Redis needs one, or give spec.transport.url",
+        ),
+        (
             r"requested: (?:[^:]*,)?(requests\.storage|persistentvolumeclaims|[^=,]*\bstorageclass\.[^=,]*)=",
             "Raise the namespace's quota of {0}, or lower spec.transport.managed.storage; Kubernetes retries",
         ),
@@ -325,6 +337,10 @@ _REMEDIES = tuple(
             "Set {0} in {pod}.resources.limits: without it the namespace's LimitRange gives one, which is lower",
         ),
         # admission, deletion
+        (
+            rf"{NO_SUCH_KIND} (?:ScaledObject|TriggerAuthentication)",
+            "Install KEDA, or set spec.reward.workers.autoscaling.provider to hpa",
+        ),
         (
             rf"{AWAITS_FINALIZER} ",
             "Whoever set the finalizer has to take it off; Kubernetes then deletes the object",

@@ -10,7 +10,7 @@ from world import World, rljob
 
 from plaudit_operator.cache import Key
 from plaudit_operator.observed import timestamp
-from plaudit_operator.runtime.kube import ApiUnavailableError, InvalidError, KubeError
+from plaudit_operator.runtime.kube import ApiUnavailableError, InvalidError, KubeError, NotFoundError
 
 SCHEDULER = {
     '0/2 nodes are available: persistentvolumeclaim "shared" not found.': "Create the PersistentVolumeClaim shared",
@@ -35,6 +35,8 @@ REFUSALS = {
     "limits.ephemeral-storage=512Mi": "Raise the namespace's quota or lower spec.rollout.pod.resources",
     "exceeded quota: team, requested: persistentvolumeclaims=1,requests.storage=1Gi, used: requests.storage=0, "
     "limited: requests.storage=0": "or lower spec.transport.managed.storage",
+    "exceeded quota: team, requested: persistentvolumeclaims=1, used: persistentvolumeclaims=1, limited: "
+    "persistentvolumeclaims=1": "quota of persistentvolumeclaims: Redis needs one",
     "exceeded quota: team, requested: fast.storageclass.storage.k8s.io/requests.storage=1Gi, used: 0, limited: 0": (
         "quota of fast.storageclass.storage.k8s.io/requests.storage, or lower spec.transport.managed.storage"
     ),
@@ -176,6 +178,14 @@ LATE = {
         [{"name": "rollout", "image": "x:1", "state": {"waiting": {"reason": "ContainerCreating"}}}],
         "a volume, Secret or ConfigMap may be missing",
     ),
+    "a volume that is not mounted, before the init containers": (
+        {"type": "Initialized", "status": "False", "message": "containers with incomplete status: [prepare]"},
+        [
+            {"name": name, "image": "x:1", "state": {"waiting": {"reason": "PodInitializing"}}}
+            for name in ("prepare", "rollout")
+        ],
+        "a volume, Secret or ConfigMap may be missing",
+    ),
     "a sidecar that is never ready": (
         {"type": "Ready", "status": "False", "message": "containers with unready status: [proxy]"},
         [{"name": "rollout", "image": "x:1", "ready": True, "state": {"running": {}}}],
@@ -244,6 +254,23 @@ def test_what_the_api_server_says_to_an_object(error: KubeError, reason: str, to
     assert (admitted["status"], admitted["reason"]) == ("False", reason)
     assert f"Deployment job-reward: {error}. " in admitted["message"]
     assert told in admitted["message"]
+
+
+def test_without_keda_its_installation_is_the_remedy():
+    job = rljob()
+    job["spec"]["reward"]["workers"] = {"autoscaling": {"maxReplicas": 3}}
+    world = World(job)
+
+    def fail(call: str) -> None:
+        if call.startswith("create ScaledObject"):
+            raise NotFoundError("POST /apis/keda.sh/v1alpha1/namespaces/default/scaledobjects: HTTP 404", 404)
+
+    world.cluster.before = fail
+    world.deliver()
+    world.reconcile()
+    told = world.condition("Admitted")["message"]
+    assert "this cluster has no ScaledObject" in told
+    assert told.endswith("Install KEDA, or set spec.reward.workers.autoscaling.provider to hpa")
 
 
 def test_binary_files_are_refused_by_name():
