@@ -97,9 +97,8 @@ class _KeptModules(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path)
         kept = _kept.get(spec.origin or "") if spec is not None else None
-        if spec is None or spec.origin is None or kept is None or Path(spec.origin).read_bytes() == kept:
-            return None
-        spec.loader = _KeptLoader(spec.origin)
+        if spec is not None and spec.origin is not None and kept is not None and Path(spec.origin).read_bytes() != kept:
+            spec.loader = _KeptLoader(spec.origin)
         return spec
 
 

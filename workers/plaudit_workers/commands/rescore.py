@@ -47,7 +47,7 @@ from plaudit_workers.commands.score import OfflineProgress
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.files import refuse_inputs, whole_file
 from plaudit_workers.launch.preflight import RunLock
-from plaudit_workers.process import EXIT_DONE
+from plaudit_workers.process import EXIT_DONE, collect_seldom
 
 _RESPONSE_CHARACTERS = 200
 _SHOWN_CHARACTERS = 60
@@ -91,6 +91,7 @@ def rescore(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         if run := _run_folder(arguments.output):
             stack.enter_context(RunLock(run, "being rescored into its folder"))
+        collect_seldom()
         asyncio.run(score())
     reasons, auditors = failures.failures(), audits.auditors()
     summary = msgspec.structs.replace(comparison.summary(), failures=reasons, auditors=auditors)

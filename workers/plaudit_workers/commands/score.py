@@ -32,7 +32,7 @@ from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.data_files import whole_line
 from plaudit_workers.files import lock_output, refuse_inputs
 from plaudit_workers.job_start import has_group_scorers
-from plaudit_workers.process import EXIT_DONE, in_daemon_thread
+from plaudit_workers.process import EXIT_DONE, collect_seldom, in_daemon_thread
 from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import (
     EXPECTED,
@@ -61,6 +61,7 @@ def score(arguments: argparse.Namespace) -> int:
     if source != _STANDARD:
         _reader(source, reward).check(file_entries(source, "--input"))
     show_logs()
+    collect_seldom()
     with _output(target) as output:
         asyncio.run(_score(reward, _reader(source, reward), _entries(source), output))
     return EXIT_DONE
