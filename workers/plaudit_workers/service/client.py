@@ -149,7 +149,8 @@ class RewardClient:
                 if not self._named and not self._ended:
                     await self._session.end()
         except (ServiceError, SessionTakenError, *OUTAGE) as problem:  # a timeout is one of them
-            logger.warning("cannot end the session", error=str(problem))
+            if str(problem) != str(error):  # the caller is told of that one
+                logger.warning("cannot end the session", error=str(problem))
         finally:
             await self._transport.close()
 
