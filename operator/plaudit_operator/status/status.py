@@ -273,8 +273,8 @@ def _admitted(observed: Observed) -> Condition:
         return Condition.of(ConditionType.ADMITTED, False, Reason.DELETING, message)
     problems = {**held, **observed.failures, **observed.refusals}
     if not problems:
-        held = _HAS_ENDED if observed.ended else "all objects of the job exist"
-        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, held)
+        told = _HAS_ENDED if observed.ended else "all objects of the job exist"
+        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, told)
     message = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(problems.items()))
     remedy = ". ".join(dict.fromkeys(filter(None, (remedy_of(problems[key], _ANY_POD) for key in sorted(problems)))))
     if not observed.refusals:
