@@ -73,11 +73,12 @@ class Cache:
 
     def _known_as(self, kind: Kind, item: Object, key: Key | None) -> Key | None:
         """Return the job to which a changed object belonged: somebody may have taken away the label that says so."""
-        namespace, named = item["metadata"]["namespace"], (kind.kind, item["metadata"]["name"])
-        if kind in OWNERS or (key is not None and named in self._children.get(key[:2], {})):
+        namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
+        if kind in OWNERS or (key is not None and (kind.kind, name) in self._children.get(key[:2], {})):
             return key
-        holders = (job for job, children in self._children.items() if job[0] == namespace and named in children)
-        return next((Key(*job) for job in holders), key)
+        # Each object of a job begins with the job's name.
+        jobs = [(namespace, name[:place]) for place, character in enumerate(f"{name}-") if character == "-"]
+        return next((Key(*job) for job in jobs if (kind.kind, name) in self._children.get(job, {})), key)
 
     def keys(self) -> list[Key]:
         """Return the keys of all jobs."""
