@@ -125,6 +125,11 @@ def test_the_queues_are_shown_with_depth_and_age(overview: Tab) -> None:
     overview.until(described("samples . reward workers [0-9.]+ s"))
 
 
+def test_what_rounding_leaves_of_0_reads_0(overview: Tab) -> None:
+    shown = overview.ask("import('/page/format.js').then((format) => [-1e-17, 2.5e-7].map(format.figure))")
+    assert shown == ["0", "2.5e-7"]
+
+
 def test_the_slowest_samples_open_into_stages_and_scorers(overview: Tab, site: Site) -> None:
     overview.point(".samples td summary", click=True)
     overview.until("document.querySelector('.breakdown')")

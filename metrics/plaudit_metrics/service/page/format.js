@@ -15,6 +15,7 @@ export function figure(value) {
   if (!known(value)) return NOTHING;
   const size = Math.abs(value);
   if (Number.isInteger(value)) return fixed(value, 0);
+  if (size < 1e-12) return "0"; // what rounding leaves of it, as of the mean of normalised rewards
   if (size < 0.01) return size < 1e-6 ? value.toExponential(1) : value.toLocaleString("en-US", { maximumSignificantDigits: 2 });
   return fixed(value, size < 1 ? 3 : size < 10 ? 2 : size < 100 ? 1 : 0);
 }
