@@ -62,14 +62,15 @@ async def test_it_waits_for_a_run_that_is_still_starting(start_service: Any, tmp
     async with start_service(SLOW) as service:
         arguments = [str(samples), "-o", str(output), "--runs-folder", str(tmp_path), "--run", "later", "--wait", "60"]
         command = [sys.executable, "-m", "plaudit_workers.cli", "submit", *arguments]
-        submitting = await asyncio.create_subprocess_exec(*command)
-        await asyncio.sleep(1.0)
-        assert submitting.returncode is None
+        submitting = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        assert submitting.stderr is not None
+        assert b"no scoring service with the name later" in await submitting.stderr.readline()  # it says what it awaits
         left = {"redis": {"url": service.server.url, "password": service.server.password}, "run": service.run}
         (tmp_path / "later").mkdir()
         (tmp_path / "service.json").write_text(json.dumps(left))
         (tmp_path / "service.json").rename(tmp_path / "later" / "service.json")
-        assert await submitting.wait() == 0
+        await submitting.communicate()
+        assert submitting.returncode == 0
     assert len(output.read_text().splitlines()) == 3
 
 

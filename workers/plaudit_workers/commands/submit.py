@@ -30,7 +30,7 @@ from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.files import lock_output, refuse_inputs
 from plaudit_workers.launch.transport import SERVICE_FILE
 from plaudit_workers.process import EXIT_DONE, redis_from
-from plaudit_workers.service.client import Result, RewardClient, ServiceError
+from plaudit_workers.service.client import ReportedWait, Result, RewardClient, ServiceError
 from plaudit_workers.service.lines import SampleInput, SampleOutput, ScorerOutput, read_samples
 
 _LOOK_EVERY_S = 0.2
@@ -295,14 +295,14 @@ def _service(arguments: argparse.Namespace) -> FoundService:
     """Return the service of ``--redis``, or the one that ``plaudit run`` names in its folder; wait for it."""
     if arguments.redis:
         return redis_from(os.environ, arguments.redis), arguments.run or ""
-    runs, deadline = arguments.runs_folder, time.monotonic() + arguments.wait
+    runs, deadline, wait = arguments.runs_folder, time.monotonic() + arguments.wait, ReportedWait()
+    name = f"no scoring service with the name {arguments.run}" if arguments.run else "no scoring service"
+    lacks = f"{runs}/ has {name}: start one with 'plaudit run', name its --runs-folder, or give --redis and --run"
     while (found := _read_service(runs, arguments.run)) is None and time.monotonic() < deadline:
+        wait.goes_on(lacks)
         time.sleep(_LOOK_EVERY_S)
     if found is None:
-        name = f"no scoring service with the name {arguments.run}" if arguments.run else "no scoring service"
-        raise ServiceError(
-            f"{runs}/ has {name}: start one with 'plaudit run', name its --runs-folder, or give --redis and --run"
-        )
+        raise ServiceError(lacks)
     return found
 
 
@@ -311,8 +311,10 @@ def _read_service(runs: Path, run: str | None) -> FoundService | None:
 
     Raises ``RefusedError`` for one that is something else.
     """
+    newest = runs
     try:
-        newest = max(runs.glob(f"{run or '*'}/{SERVICE_FILE}"), key=lambda file: file.stat().st_mtime)
+        files = [runs / run / SERVICE_FILE] if run else runs.glob(f"*/{SERVICE_FILE}")
+        newest = max(files, key=lambda file: file.stat().st_mtime)
         content = newest.read_bytes()
     except (ValueError, FileNotFoundError):
         return None

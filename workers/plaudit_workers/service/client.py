@@ -116,7 +116,7 @@ class RewardClient:
         self._by_iteration = True
         self._ended = False
         self._submitting = 0
-        self._room = _Wait()
+        self._room = ReportedWait()
         self._changed = asyncio.Event()
         self._background: asyncio.Task[None] | None = None
 
@@ -333,7 +333,7 @@ class RewardClient:
             raise _refused(self._address, error) from error
 
 
-class _Wait:
+class ReportedWait:
     """Warn while something is waited for: after five seconds, and once a minute."""
 
     def __init__(self) -> None:
@@ -466,7 +466,7 @@ async def connect(address: RedisAddress, *, run: str, job: str, wait_s: float) -
 
     Raise ``ServiceError`` if it cannot be used; wait for up to ``wait_s`` if it does not exist yet.
     """
-    deadline, wait = time.monotonic() + wait_s, _Wait()
+    deadline, wait = time.monotonic() + wait_s, ReportedWait()
     while True:
         try:
             return await _connect(address, run, job)
