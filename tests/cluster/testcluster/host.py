@@ -129,9 +129,9 @@ def _make_cgroups(cgroup: str) -> None:
 def _kill(cgroup: str) -> bool:
     """Kills all processes in a cgroup; whether there was any."""
     found = False
-    for members in (CGROUPS / "pids" / cgroup).glob("**/cgroup.procs"):
+    for folder, _, _ in os.walk(CGROUPS / "pids" / cgroup):  # unlike glob, past those that vanish meanwhile
         with contextlib.suppress(OSError):
-            for pid in members.read_text().split():
+            for pid in Path(folder, "cgroup.procs").read_text().split():
                 found = True
                 os.kill(int(pid), signal.SIGKILL)
     return found
