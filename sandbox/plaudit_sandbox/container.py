@@ -342,6 +342,8 @@ class ContainerCopy:
             return
         upper = upper_folder(drivers) if os.geteuid() == 0 else None
         entries = {} if upper is None else {f"/{path}": kind for path, kind in entries_below(upper).items()}
+        if entries.get("/etc/mtab") == "/proc/mounts":  # podman's own
+            del entries["/etc/mtab"]
         self._changes = frozenset(self._listed() if upper is None else entries)
         variables = engine.image_variables(settings.image)
         where = variables.get("PATH", ""), settings.workdir
@@ -352,7 +354,7 @@ class ContainerCopy:
             return self._is_folder(path) if upper is None else entries[path] is True
 
         self.changed_programs = changed_programs(self._changes, *where, is_folder, behind)
-        links = deceiving_links({path[1:]: kind for path, kind in entries.items() if path != "/etc/mtab"})
+        links = deceiving_links({path[1:]: kind for path, kind in entries.items()})
         self._removed = [*compiled_folders(self._changes, *where, behind), *(f"/{path}" for path in links)]
         if sum(map(len, self._removed)) > _MOST_REMOVED_CHARACTERS:
             self.changed_programs = self._removed
