@@ -1,13 +1,15 @@
 """Agent Sandbox for the tests: its kinds as far as we use them, and a stand-in for its controller.
 
 A cluster that serves the kinds already is left as it is. ``PLAUDIT_E2E_AGENT_SANDBOX`` names a folder with the CRDs of
-a release (``*.yaml``, without their conversion webhook) to take in place of ours.
+a release (``*.yaml``, without their conversion webhook) to take in place of ours, and, where it has a program
+``controller``, with the release's own controller (``cmd/agent-sandbox-controller``, which no Go proxy serves).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,17 +74,45 @@ def is_served(cluster: Cluster) -> bool:
 
 
 @contextlib.contextmanager
-def played(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """Install the kinds, and play the controller in a namespace."""
+def installed(cluster: Cluster, namespace: str) -> Iterator[bool]:
+    """Install the kinds and a controller; yield whether it is the real one, and not one played in a namespace."""
+    if is_served(cluster):
+        yield True
+        return
     folder = os.environ.get("PLAUDIT_E2E_AGENT_SANDBOX")
     texts = (
         [path.read_text() for path in sorted(Path(folder).glob("*.yaml"))]
         if folder
         else [yaml.safe_dump(_definition(kind)) for kind in KINDS]
     )
+    program = Path(folder) / "controller" if folder else None
     for text in texts:
         cluster.kubectl("apply", "--server-side", "-f", "-", text=text)
     cluster.until("the kinds of Agent Sandbox are served", lambda: is_served(cluster), 60)
+    is_real = program is not None and program.exists()
+    try:
+        with _running(cluster, str(program)) if is_real else _played(cluster, namespace):
+            yield is_real
+    finally:
+        for text in texts:
+            cluster.kubectl("delete", "--wait=false", "-f", "-", text=text)
+
+
+@contextlib.contextmanager
+def _running(cluster: Cluster, program: str) -> Iterator[None]:
+    flags = ["--extensions", "--leader-elect=false", "--enable-webhook=false", "--manage-webhook-certs=false"]
+    nowhere = ["--metrics-bind-address=0", "--health-probe-bind-address=0"]
+    with subprocess.Popen(
+        [program, *flags, *nowhere], env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    ) as controller:
+        try:
+            yield
+        finally:
+            controller.terminate()
+
+
+@contextlib.contextmanager
+def _played(cluster: Cluster, namespace: str) -> Iterator[None]:
     ends = threading.Event()
     controller = threading.Thread(target=_control, args=(cluster, namespace, ends), daemon=True)
     controller.start()
@@ -91,8 +121,6 @@ def played(cluster: Cluster, namespace: str) -> Iterator[None]:
     finally:
         ends.set()
         controller.join()
-        for text in texts:
-            cluster.kubectl("delete", "--wait=false", "-f", "-", text=text)
 
 
 def _control(cluster: Cluster, namespace: str, ends: threading.Event) -> None:

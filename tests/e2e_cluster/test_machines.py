@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
@@ -611,12 +610,9 @@ def test_many_machines_at_once_on_two_nodes(pods: PodCluster, tmp_path: Path) ->
 
 
 def test_machines_of_agent_sandbox(pods: PodCluster, cluster: Cluster, tmp_path: Path) -> None:
-    if is_installed := agent_sandbox.is_served(cluster):
-        playing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    else:
+    if not agent_sandbox.is_served(cluster):
         with pytest.raises(ConfigurationError, match="serves no SandboxClaim"):
             ClaimCluster(NAMESPACE).require(["none"])
-        playing = agent_sandbox.played(cluster, NAMESPACE)
     choice = MachineChoice(IMAGE, memory_bytes=128 << 20, disk_bytes=128 << 20, run="of claims")
     provider, task = PodProvider(choice, claims=True), write_task(tmp_path / "task")
     kinds = "sandboxclaims,sandboxwarmpools,sandboxtemplates"
@@ -624,7 +620,7 @@ def test_machines_of_agent_sandbox(pods: PodCluster, cluster: Cluster, tmp_path:
     def made() -> list[str]:
         return cluster.kubectl("get", kinds, "-n", NAMESPACE, "-o", "name").stdout.split()
 
-    with playing:
+    with agent_sandbox.installed(cluster, NAMESPACE) as is_real:
         provider.require()
         folders = [tmp_path / "sandboxes" / "group" / f"{number}-abcd" for number in range(2)]
         for folder in folders:
@@ -641,7 +637,7 @@ def test_machines_of_agent_sandbox(pods: PodCluster, cluster: Cluster, tmp_path:
         assert [verdict.reward for verdict in verdicts] == [1.0, 0.0], verdicts
         assert provider.cluster.reap({RUN_LABEL: label_value("of claims")}, {found.machine.name}.__contains__, 0.0)
         assert len(pods.find({RUN_LABEL: label_value("of claims")})) == 1
-        if is_installed:  # the stand-in makes no pod anew
+        if is_real:  # the stand-in makes no pod anew
             name = found.machine.name
             before = cluster.get("pod", name, NAMESPACE)["metadata"]["uid"]
             cluster.kubectl("delete", "pod", name, "-n", NAMESPACE)
