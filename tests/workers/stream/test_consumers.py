@@ -191,9 +191,8 @@ async def test_an_entry_of_another_schema_version_goes_to_a_worker_of_that_versi
     for _ in range(5):
         assert await run.prompts.take(1) == []
     assert await transport.commands.xlen(transport.names.dead) == 0
-    [(taken, deliveries, _)] = (
-        await transport.reads.run(claim("prompts", "newer", 1, ClaimRules(lease_s=1.0, suspect_from=3), None, []))
-    ).entries
+    rules = ClaimRules(lease_s=1.0, suspect_from=3)
+    _, [(taken, deliveries, _)] = await transport.reads.run(claim("prompts", "newer", 1, rules, None, []))
     assert deliveries == 1
     assert await transport.commands.xrange(transport.names.prompts, taken, taken)
 
@@ -284,8 +283,9 @@ async def test_a_step_of_the_servers_clock_moves_no_work_and_stops_no_takeover(
         transport.names.samples, "reward", "reward-0", 0, [entry], time=stamped_ms, justid=True
     )
 
-    async def claimed(expected: tuple[float, float] | None) -> int:
-        return len((await transport.reads.run(claim("samples", "reward-1", 8, rules, expected, []))).entries)
+    async def claimed(expected: tuple[float, float, float] | None) -> int:
+        _, entries = await transport.reads.run(claim("samples", "reward-1", 8, rules, expected, []))
+        return len(entries)
 
     clock = ServerTime()
     sent = time.monotonic()
