@@ -98,12 +98,7 @@ class WaitingClaim:
 
 
 class Broker:
-    """Hold the machines of one run.
-
-    Args:
-        folder: The run's.
-        keep: ``sandboxes.keep``.
-    """
+    """Hold the machines of one run, whose folder is ``folder``."""
 
     def __init__(
         self, folder: Path, provider: WarmProvider, places: Places, series: BrokerSeries, keep: Keep = "none"
