@@ -260,7 +260,8 @@ async def test_one_look_for_lapsed_leases_serves_all_consumers(run: Any, transpo
     rules = ClaimRules(lease_s=lease_s, look_every_s=60.0, suspect_from=9, poison_limit=9)
 
     async def looked(name: str, count: int) -> int:
-        return len((await transport.reads.run(claim("samples", name, count, rules, None, []))).entries)
+        _, entries = await transport.reads.run(claim("samples", name, count, rules, None, []))
+        return len(entries)
 
     assert await looked("reward-1", 1) == 1  # it found more than it could take: the next one looks too
     assert await looked("reward-2", 8) == 1
