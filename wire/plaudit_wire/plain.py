@@ -108,7 +108,7 @@ def json_value(text: str | bytes, name: str = "", *, nan: bool = False) -> Any:
                     return json.loads(mended, parse_constant=_nan_alone)
             raise error
     except RecursionError:
-        raise PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", name) from None
+        raise _too_deep(name) from None
     except UnicodeDecodeError as error:
         raise not_utf8(error, name) from None
     except (ValueError, MemoryError) as error:  # msgspec's errors are ValueErrors
@@ -301,5 +301,5 @@ def _converted(value: Any, convert: Any) -> Any:
         ) from None
 
 
-def _too_deep() -> PlainDataError:
-    return PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data")
+def _too_deep(where: str = "") -> PlainDataError:
+    return PlainDataError(f"is nested more than {MOST_LEVELS} levels deep", "give flatter data", where)

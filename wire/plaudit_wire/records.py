@@ -14,7 +14,7 @@
 Points in time are seconds since the epoch on the **transport's** clock (one clock for all processes); durations are
 monotonic seconds measured inside one process. ``None`` means "did not happen", never "zero".
 
-``read_fields`` and ``write_fields`` convert a sample's two values in its group's hash, which the transitions write
+``read_fields`` reads a sample's two values in its group's hash, which the transitions write
 (``plaudit_workers/stream/lua/shared/group.lua``), each a line of text fields, then msgpack. ``published``: call,
 digest, taken, published, entry; the generation (may be empty). ``ended``: call, outcome, taken, committed, deliveries,
 first taken; the scoring. ``-`` stands for a missing field.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import zlib
 from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -32,7 +32,7 @@ VERIFY_S: Final = "verify_s"
 """The extra of a scorer of kind ``verifier`` that holds the seconds of its tests."""
 Outcome = Literal["scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up"]
 """The end of a sample's scoring. Only ``scored`` carries a value. ``given_up``: its group's deadline passed."""
-OUTCOMES: tuple[Outcome, ...] = ("scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up")
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 NO_STEP = -1
 """The step of samples that belong to no step: a client of a scoring service submitted them."""
 Split = Literal["train", "validation"]
@@ -497,23 +497,6 @@ def read_fields(admitted: float, published: bytes | None, ended: bytes | None) -
     _, _, score_taken, committed, deliveries, first = head.split() if ended else (b"", b"", b"-", b"-", b"1", b"-")
     stamps = Stamps(admitted, *map(_time_of, (taken, published_at, first, score_taken, committed)))
     return SampleFields(stamps, digest.decode(), int(deliveries), generation, scoring if ended else None)
-
-
-def write_fields(record: SampleRecord) -> tuple[bytes | None, bytes]:
-    """Return the two values of a terminal sample, as ``read_fields`` reads them; None for an unpublished sample."""
-    stamps, scoring = record.stamps, record.scoring
-    ended = _text_line(
-        "-", scoring.outcome, stamps.score_taken, stamps.committed, record.deliveries, stamps.score_first_taken
-    )
-    published = None
-    if stamps.published is not None:
-        generation = b"" if record.generation is None else msgspec.msgpack.encode(record.generation)
-        published = _text_line("-", "-", stamps.taken, stamps.published, "-") + generation
-    return published, ended + msgspec.msgpack.encode(scoring)
-
-
-def _text_line(*words: str | float | None) -> bytes:
-    return " ".join("-" if word is None else str(word) for word in words).encode() + b"\n"
 
 
 def _time_of(word: bytes) -> float | None:

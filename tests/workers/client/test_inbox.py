@@ -14,10 +14,6 @@ def group(name: str, entry: str, n: int = 1) -> GroupResult:
     )
 
 
-def take(inbox: Inbox, result: GroupResult) -> None:
-    inbox.take(result.group.split(":")[2], result)
-
-
 def samples(name: str) -> SubmittedGroup:
     return encoded_group(f"s:a:{name}", [Sample(f"s:a:{name}", 0, "", "", "r")])
 
@@ -25,8 +21,8 @@ def samples(name: str) -> SubmittedGroup:
 def test_results_come_once_and_a_group_is_handled_with_its_last() -> None:
     inbox = Inbox()
     inbox.submitted("s:a:g", samples("g"))
-    take(inbox, group("g", "1-1", n=2))
-    take(inbox, group("g", "1-1", n=2))
+    inbox.take(group("g", "1-1", n=2))
+    inbox.take(group("g", "1-1", n=2))
     first, second = inbox.next(), inbox.next()
     assert first is not None
     assert second is not None
@@ -40,7 +36,7 @@ def test_results_come_once_and_a_group_is_handled_with_its_last() -> None:
 
 def test_a_group_left_in_the_middle_is_not_handled() -> None:
     inbox = Inbox()
-    take(inbox, group("g", "1-1", n=2))
+    inbox.take(group("g", "1-1", n=2))
     inbox.next()
     inbox.handle_yielded()
     assert inbox.to_acknowledge() == []
@@ -48,13 +44,13 @@ def test_a_group_left_in_the_middle_is_not_handled() -> None:
 
 def test_an_acknowledged_result_that_reappears_is_acknowledged_again_and_not_yielded() -> None:
     inbox = Inbox()
-    take(inbox, group("g", "1-1"))
+    inbox.take(group("g", "1-1"))
     inbox.next()
     inbox.handle_yielded()
     inbox.acknowledged(inbox.to_acknowledge())
     assert inbox.reappeared({"s:a:g", "s:a:h"})
     inbox.submitted("s:a:g", samples("g"))  # submitted again to a Redis that had forgotten it
-    take(inbox, group("g", "2-1"))
+    inbox.take(group("g", "2-1"))
     assert inbox.next() is None
     assert inbox.is_idle
     assert inbox.to_acknowledge() == [("s:a:g", "2-1")]
@@ -62,9 +58,9 @@ def test_an_acknowledged_result_that_reappears_is_acknowledged_again_and_not_yie
 
 def test_results_that_are_made_anew_before_they_are_acknowledged_count_by_their_newest_entry() -> None:
     inbox = Inbox()
-    take(inbox, group("g", "1-1"))
+    inbox.take(group("g", "1-1"))
     inbox.next()
-    take(inbox, group("g", "2-1"))  # Redis has lost the first
+    inbox.take(group("g", "2-1"))  # Redis has lost the first
     inbox.handle_yielded()
     assert inbox.to_acknowledge() == [("s:a:g", "2-1")]
 

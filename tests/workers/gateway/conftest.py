@@ -23,7 +23,6 @@ from plaudit_workers.launch.redis import free_port
 from plaudit_workers.service.callers import Callers, Limits
 from plaudit_workers.service.gateway import GatewaySettings, application, listen, serve_on
 from plaudit_workers.service.tokens import Tokens
-from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.transport import Transport
 from scoring_service import Running, start_service
 
@@ -69,7 +68,7 @@ def start_gateway(tokens: Path) -> StartGateway:
         service: Running, limits: Limits | None = None, certificate: str = "", key: str = "", **offer: Any
     ) -> AsyncIterator[Gateway]:
         own = GatewaySettings("127.0.0.1", free_port(), tokens, certificate, key)
-        transport = Transport(RedisAddress(service.server.url, service.server.password), service.run, None, Scripts())
+        transport = Transport(RedisAddress(service.server.url, service.server.password), service.run)
         offered = service_of(service.job)
         offered = type(offered)(**{name: getattr(offered, name) for name in FIELDS} | offer)
         callers = Callers(transport, offered, limits)

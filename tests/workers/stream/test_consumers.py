@@ -191,9 +191,8 @@ async def test_an_entry_of_another_schema_version_goes_to_a_worker_of_that_versi
     for _ in range(5):
         assert await run.prompts.take(1) == []
     assert await transport.commands.xlen(transport.names.dead) == 0
-    [(taken, deliveries, _)] = (
-        await transport.reads.run(claim("prompts", "newer", 1, ClaimRules(lease_s=1.0, suspect_from=3), None, []))
-    ).entries
+    rules = ClaimRules(lease_s=1.0, suspect_from=3)
+    _, [(taken, deliveries, _)] = await transport.reads.run(claim("prompts", "newer", 1, rules, None, []))
     assert deliveries == 1
     assert await transport.commands.xrange(transport.names.prompts, taken, taken)
 
@@ -261,7 +260,8 @@ async def test_one_look_for_lapsed_leases_serves_all_consumers(run: Any, transpo
     rules = ClaimRules(lease_s=lease_s, look_every_s=60.0, suspect_from=9, poison_limit=9)
 
     async def looked(name: str, count: int) -> int:
-        return len((await transport.reads.run(claim("samples", name, count, rules, None, []))).entries)
+        _, entries = await transport.reads.run(claim("samples", name, count, rules, None, []))
+        return len(entries)
 
     assert await looked("reward-1", 1) == 1  # it found more than it could take: the next one looks too
     assert await looked("reward-2", 8) == 1
@@ -284,8 +284,9 @@ async def test_a_step_of_the_servers_clock_moves_no_work_and_stops_no_takeover(
         transport.names.samples, "reward", "reward-0", 0, [entry], time=stamped_ms, justid=True
     )
 
-    async def claimed(expected: tuple[float, float] | None) -> int:
-        return len((await transport.reads.run(claim("samples", "reward-1", 8, rules, expected, []))).entries)
+    async def claimed(expected: tuple[float, float, float] | None) -> int:
+        _, entries = await transport.reads.run(claim("samples", "reward-1", 8, rules, expected, []))
+        return len(entries)
 
     clock = ServerTime()
     sent = time.monotonic()

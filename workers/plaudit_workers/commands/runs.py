@@ -30,7 +30,6 @@ from plaudit_wire.redis import OUTAGE, RedisAddress
 from plaudit_workers.launch.transport import redis_address
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, redis_from
 from plaudit_workers.stream.calls import retry_dead
-from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import VolumeError
 
@@ -232,7 +231,7 @@ def dead(arguments: argparse.Namespace) -> int:
 async def _dead(arguments: argparse.Namespace) -> int:
     folder = arguments.runs_folder / arguments.run
     address = redis_address(folder, arguments.redis)
-    transport = Transport(address, arguments.run, folder / "spill", Scripts())
+    transport = Transport(address, arguments.run, folder / "spill")
     try:
         await _check_run(transport, arguments.run)
         letters = DeadLetters(transport)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from plaudit_job.tasks import Task
 from plaudit_reward.machines import SANDBOXES, sample_of, task_of
@@ -36,7 +36,7 @@ from plaudit_sandbox.verification import Verdict
 from plaudit_wire.errors import DataError, InfrastructureError, ScoringError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.sandboxes.places import WARM, Places
-from plaudit_workers.sandboxes.series import BrokerSeries, reason_of
+from plaudit_workers.sandboxes.series import BrokerSeries, State, reason_of
 from plaudit_workers.stream.calls import MachinePlace
 
 logger = get_logger(__name__)
@@ -52,7 +52,6 @@ _ABANDONED_S = 90.0
 """A claim that nobody has asked for again in this time is dropped. Its client asks every 20 s."""
 _AGAIN_S = 2.0
 _MADE_WITHIN_S = 20.0
-State = Literal["starting", "warm", "claimed", "verifying"]
 Answer = TypeVar("Answer")
 
 
@@ -99,12 +98,7 @@ class WaitingClaim:
 
 
 class Broker:
-    """Hold the machines of one run.
-
-    Args:
-        folder: The run's.
-        keep: ``sandboxes.keep``.
-    """
+    """Hold the machines of one run, whose folder is ``folder``."""
 
     def __init__(
         self, folder: Path, provider: WarmProvider, places: Places, series: BrokerSeries, keep: Keep = "none"
@@ -122,7 +116,9 @@ class Broker:
         self._background: set[asyncio.Task[Any]] = set()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with what ended the broker's own work, such as ``DeposedError``."""
-        series.show(self._num_waiting, self._num_in_state)
+        series.show(
+            lambda: len(self._waiting()), lambda state: sum(held.state == state for held in self._held.values())
+        )
 
     async def open(self) -> None:
         """Find the machines of the broker before, and remove what belongs to nobody. This broker must lead."""
@@ -177,12 +173,12 @@ class Broker:
         claim.seen_s = time.monotonic()
         return claim.answer
 
-    def execute(self, request: RunRequest) -> asyncio.Task[CommandEnd]:
+    async def execute(self, request: RunRequest) -> asyncio.Task[CommandEnd]:
         """Return the task that runs a command. Raises ``InfrastructureError`` if the machine is gone."""
         held = self._of(request.machine)
         return self._operation(held, request.id, lambda before: self._execute(held, request, before))
 
-    def verify(self, request: VerifyRequest) -> asyncio.Task[Verdict]:
+    async def verify(self, request: VerifyRequest) -> asyncio.Task[Verdict]:
         """Return the task that runs a machine's tests. Raises ``InfrastructureError`` if the machine is gone."""
         held = self._of(request.machine)
         return self._operation(held, request.id, lambda before: self._verify(held, request, before))
@@ -363,16 +359,20 @@ class Broker:
         return held.operation.task
 
     def _of(self, name: str) -> HeldMachine:
-        held = self._held.get(_holder(name))
-        if held is None or held.name != name or held.made is None or held.ending is not None:
+        if (held := self._usable(name)) is None:
             raise InfrastructureError(f"the machine {name} is gone")
         return held
+
+    def _usable(self, name: str) -> HeldMachine | None:
+        """Return the machine that a sample has under this name; None if it is not made yet, or ends."""
+        held = self._held.get(_holder(name))
+        known = held is not None and held.name == name and held.made is not None and held.ending is None
+        return held if known else None
 
     def _known(self, request: ClaimRequest, task: Task | None) -> WaitingClaim:
         """Return a claim, answered if the machine is one of the broker before."""
         claim = WaitingClaim(request, task, asyncio.get_running_loop().create_future())
-        held = self._held.get(_holder(request.machine))
-        if held is not None and held.name == request.machine and held.made is not None and held.ending is None:
+        if (held := self._usable(request.machine)) is not None and held.made is not None:
             claim.answer.set_result(ClaimedMachine(held.made.directory, 0.0, held.made.cpus))
         return claim
 
@@ -469,12 +469,6 @@ class Broker:
         begun = {held.name for held in self._held.values() if held.ending is None}
         claims = self._claims.values()
         return [claim for claim in claims if not claim.answer.done() and claim.request.machine not in begun]
-
-    def _num_waiting(self) -> float:
-        return len(self._waiting())
-
-    def _num_in_state(self, state: str) -> float:
-        return sum(held.state == state for held in self._held.values())
 
 
 def _holder(name: str) -> str:

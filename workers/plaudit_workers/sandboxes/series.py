@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Literal, get_args
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
 from plaudit_wire.errors import DataError, InfrastructureError
 
-STATES: Final = ("starting", "warm", "claimed", "verifying")
+State = Literal["starting", "warm", "claimed", "verifying"]
+"""Of a machine with a place."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 
 
@@ -44,7 +45,7 @@ class BrokerSeries:
         waiting = Gauge("plaudit_broker_claims_waiting", "Claims that wait for a place", registry=self.registry)
         waiting.set_function(num_waiting)
         machines = Gauge("plaudit_broker_machines", "Machines with a place", ["state"], registry=self.registry)
-        for state in STATES:
+        for state in get_args(State):
             machines.labels(state).set_function(partial(num_in_state, state))
 
     @contextmanager

@@ -140,8 +140,8 @@ class BrokerServer:
         self._socket = listening_socket(own.host, own.port)
         routes = [
             Route("/v1/claim", self._answering(ClaimRequest, self._broker.claim), methods=["POST"]),
-            Route("/v1/run", self._answering(RunRequest, self._execute), methods=["POST"]),
-            Route("/v1/verify", self._answering(VerifyRequest, self._verify), methods=["POST"]),
+            Route("/v1/run", self._answering(RunRequest, self._broker.execute), methods=["POST"]),
+            Route("/v1/verify", self._answering(VerifyRequest, self._broker.verify), methods=["POST"]),
             Route("/v1/release", self._answering(ReleaseRequest, self._release), methods=["POST"]),
         ]
         config = uvicorn.Config(
@@ -178,12 +178,6 @@ class BrokerServer:
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
             self._socket.close()
-
-    async def _execute(self, request: RunRequest) -> asyncio.Future[Any]:
-        return self._broker.execute(request)
-
-    async def _verify(self, request: VerifyRequest) -> asyncio.Future[Any]:
-        return self._broker.verify(request)
 
     async def _release(self, request: ReleaseRequest) -> asyncio.Future[Any]:
         names = None if request.all else request.machines

@@ -61,7 +61,6 @@ from plaudit_workers.service.callers import (
     answer_of,
     as_they_come,
     encode,
-    lines,
     stored_answer,
     wait_for_accepted,
     wait_for_all,
@@ -181,7 +180,8 @@ class Exchange:
         async for positions in as_they_come(self._awaited, receive, self._timeout_s, _QUIET_S):
             answers = [self._answer(position) for position in positions]
             self._answered([self._body.groups[position] for position in positions], answers)
-            await send({"type": "http.response.body", "body": lines(answers) or b"\n", "more_body": True})
+            content = b"".join(encode(answer) + b"\n" for answer in answers) or b"\n"
+            await send({"type": "http.response.body", "body": content, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     def _answer(self, position: int) -> GatewayAnswer:
@@ -194,12 +194,12 @@ class ServiceDescription:
 
     job: RLJob
     run: str
-    service: Service
     limits: dict[str, float]
     canary: CanarySeries | None = None
 
     async def read(self, callers: Callers) -> dict[str, Any]:
         """Return the description with the service's present health."""
+        service = callers.service
         offered: Any = await callers.transport.commands.get(callers.transport.names.service)
         workers = [worker for worker in await callers.transport.workers() if worker.role == "reward"]
         return {
@@ -211,7 +211,7 @@ class ServiceDescription:
                 {"name": scorer.name, "kind": scorer.kind, "scope": scorer.scope, "weight": scorer.weight}
                 for scorer in self.job.spec.reward.rewarding.scorers
             ],
-            "limits": self.limits | {"room": self.service.room, "group_deadline_s": self.service.group_deadline_s},
+            "limits": self.limits | {"room": service.room, "group_deadline_s": service.group_deadline_s},
             "health": {
                 "workers": len(workers),
                 "workers_ready": sum(worker.ready for worker in workers),
@@ -456,7 +456,7 @@ class OpenRewardSessions:
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
-        self._redis = callers.transport.commands
+        self._redis: Any = callers.transport.commands  # redis-py's types allow a client without a loop as well
         self._names = callers.transport.names
 
     async def begin(self, request: Request, caller: str, task: dict[str, Any]) -> Response:
@@ -483,7 +483,7 @@ class OpenRewardSessions:
     async def _held_bytes(self, caller: str, session: str) -> int:
         """Return the bytes of a caller's other sessions; forget those that have lapsed once they are too many."""
         sizes = self._names.open_reward_sizes(token_of(caller))
-        held = {name.decode(): int(size) for name, size in (await self._of(self._redis.hgetall(sizes))).items()}
+        held = {name.decode(): int(size) for name, size in (await self._redis.hgetall(sizes)).items()}
         if sum(held.values()) > _MOST_BYTES_OF_TOKEN - _MOST_TASK_BYTES:
             names = [*held]
             async with self._redis.pipeline(transaction=False) as all_of_them:
@@ -491,14 +491,14 @@ class OpenRewardSessions:
                     all_of_them.hlen(self._names.open_reward_session(token_of(caller), name))
                 exist = await all_of_them.execute()
             if lapsed := [name for name, fields in zip(names, exist, strict=True) if not fields]:
-                await self._of(self._redis.hdel(sizes, *lapsed))
+                await self._redis.hdel(sizes, *lapsed)
             held = {name: size for name, size in held.items() if name not in lapsed}
         return sum(size for name, size in held.items() if name != session)
 
     async def task(self, request: Request, caller: str) -> dict[str, Any]:
         """Return the task of a request's session. Raise ``RefusedRequestError`` for one that has ended."""
         await self.keep(request, caller)
-        encoded = await self._of(self._redis.hget(self._key(request, caller), "task"))
+        encoded = await self._redis.hget(self._key(request, caller), "task")
         if encoded is None:
             raise _ended()
         return cast(dict[str, Any], msgspec.json.decode(encoded))
@@ -513,13 +513,8 @@ class OpenRewardSessions:
         """Delete a session."""
         session = request.headers.get(_SESSION_HEADER, "")
         await self._redis.unlink(self._key(request, caller))
-        await self._of(self._redis.hdel(self._names.open_reward_sizes(token_of(caller)), session))
+        await self._redis.hdel(self._names.open_reward_sizes(token_of(caller)), session)
         return JSONResponse({"sid": session})
-
-    @staticmethod
-    async def _of(answer: Any) -> Any:
-        """Return the answer to a command; redis-py's types allow a client without a loop as well."""
-        return await answer
 
     def _key(self, request: Request, caller: str) -> str:
         session = request.headers.get(_SESSION_HEADER, "")
@@ -604,7 +599,8 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         request = Request(scope, receive)
-        caller = self._tokens.caller(request.headers.get("authorization") or _key_as_bearer(request))
+        key = f"Bearer {request.headers.get('x-api-key', '')}"  # of clients of the Open Reward Standard
+        caller = self._tokens.caller(request.headers.get("authorization") or key)
         refused: RefusedRequestError | None = None
         try:
             if caller is None:
@@ -626,11 +622,6 @@ class _Endpoint:
             await JSONResponse(refused.body(), status, refused.headers())(scope, receive, send)
         path = scope["route"].path if "route" in scope else ""
         self._series.requests.labels(token_of(caller or ""), path, status).inc()
-
-
-def _key_as_bearer(request: Request) -> str:
-    """Return the token that clients of the Open Reward Standard send."""
-    return f"Bearer {request.headers.get('x-api-key', '')}"
 
 
 async def _openapi(request: Request) -> Response:

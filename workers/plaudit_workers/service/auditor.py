@@ -77,7 +77,6 @@ class Auditor:
     """Audit the groups of one run as long as there is room in this worker.
 
     Args:
-        worker: name of this process.
         reward: of the job, with its auditors and the scorers whose drift is watched.
         pipelines: one for each of them that could be opened; ``run`` closes them.
         kept: the groups of a reward service, which no trainer stores.

@@ -459,10 +459,8 @@ def _remote_scorer(
     scorer: ScorerSpec, client: RemoteClient, endpoint: str, usage: EndpointUsage, context: BuildContext
 ) -> Scorer:
     """Put the limits that all workers share and the cache in front of an endpoint's client."""
-    report, limiter = (
-        _usage_report(scorer.name, usage, context),
-        Limiter(_budget(scorer, endpoint, context), scorer.name),
-    )
+    report = _usage_report(scorer.name, usage, context)
+    limiter = Limiter(_budget(scorer, endpoint, context), scorer.name)
     built = RemoteScorer(scorer.name, client, limiter, report, _trace_header(context))
     return _cached(built, scorer, usage, context)
 

@@ -8,6 +8,7 @@ after it was delivered (the answer may have been lost on its way), else for ``ke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
@@ -244,17 +245,18 @@ class CallerSession:
 
     async def drop_delivered(self) -> bool:
         """Delete the oldest results that were delivered; return False if there are none."""
-        oldest = [self._delivered.popleft()[1:] for _ in range(min(_DELETED_AT_ONCE, len(self._delivered)))]
-        if oldest:
-            await self._session.keep(oldest)
-        return bool(oldest)
+        return await self._delete(
+            [self._delivered.popleft()[1:] for _ in range(min(_DELETED_AT_ONCE, len(self._delivered)))]
+        )
 
     async def drop_older(self, than_s: float) -> bool:
         """Delete results that are older than so many seconds, at most ``_DELETED_AT_ONCE``; return False for none."""
-        oldest = await self._session.oldest_results(than_s, _DELETED_AT_ONCE)
-        if oldest:
-            await self._session.keep(oldest)
-        return bool(oldest)
+        return await self._delete(await self._session.oldest_results(than_s, _DELETED_AT_ONCE))
+
+    async def _delete(self, results: Sequence[tuple[str, str]]) -> bool:
+        if results:
+            await self._session.keep(results)
+        return bool(results)
 
     def _forget(self, awaited: Awaited) -> None:
         self._count_out(awaited)
@@ -300,12 +302,12 @@ class CallerSession:
                     await self._offer([each])
                 return
             logger.error("Redis refuses a group", group=batch[0].group, error=str(error))
-            self._end(batch[0], Missing("refused", f"it cannot be submitted: {error}"))
+            self._settle(batch[0], Missing("refused", f"it cannot be submitted: {error}"))
             return
         scored = []
         for awaited, answer in zip(batch, answers, strict=True):
             if answer is Submission.conflict:
-                self._end(awaited, _CONFLICT)
+                self._settle(awaited, _CONFLICT)
             elif answer in (Submission.submitted, Submission.scored):
                 self._accept(awaited)
                 if answer is Submission.scored and not awaited.result.done():
@@ -324,16 +326,14 @@ class CallerSession:
 
     def _accept(self, awaited: Awaited) -> None:
         """Note that Redis holds the group, with these samples."""
-        self._count_out(awaited)
         awaited.accepted.set()
-        if awaited.early is not None:
-            awaited.resolve(awaited.early)
-        if awaited.num_requests <= 0:
-            self._forget(awaited)
+        self._settle(awaited, awaited.early)
 
-    def _end(self, awaited: Awaited, missing: Missing) -> None:
-        awaited.resolve(missing)
+    def _settle(self, awaited: Awaited, result: GroupResult | Missing | None) -> None:
+        """Take a group out of the queue, with its result if it has one."""
         self._count_out(awaited)
+        if result is not None:
+            awaited.resolve(result)
         if awaited.num_requests <= 0:
             self._forget(awaited)
 
@@ -350,7 +350,8 @@ class CallerSession:
     async def _read_forever(self) -> None:
         while True:
             async with self._session.tolerate_outage():
-                await self._session.receive(self._take)
+                for result in await self._session.read():
+                    self._take(result)
 
     def _take(self, result: GroupResult) -> None:
         self._freed.set()
@@ -563,11 +564,6 @@ def sample_answers(own_id: str, result: GroupResult) -> list[SampleAnswer]:
     ]
 
 
-def lines(answers: Sequence[GatewayAnswer]) -> bytes:
-    """Return answers as lines of JSON."""
-    return b"".join(encode(answer) + b"\n" for answer in answers)
-
-
 Receive = Callable[[], Awaitable[Any]]
 
 
@@ -597,12 +593,10 @@ async def wait_for_all(awaited: Sequence[Awaited], receive: Receive, timeout_s: 
 
 async def wait_for_accepted(awaited: Sequence[Awaited], timeout_s: float) -> None:
     """Wait until Redis holds all of these, or until time is up."""
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             for each in awaited:
                 await each.accepted.wait()
-    except TimeoutError:
-        return
 
 
 async def as_they_come(

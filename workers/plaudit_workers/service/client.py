@@ -36,7 +36,6 @@ from plaudit_workers.service.callers import SampleAnswer, sample_answers
 from plaudit_workers.service.lines import SampleInput, sample_input
 from plaudit_workers.service.requests import SAMPLE_ID
 from plaudit_workers.stream.calls import SessionTakenError, Submission, SubmittedGroup
-from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.sessions import (
     KEPT_S,
     LARGEST_GROUP,
@@ -45,6 +44,7 @@ from plaudit_workers.stream.sessions import (
     SampleResult,
     StreamSession,
     encoded_group,
+    own_id,
 )
 from plaudit_workers.stream.transport import Transport
 
@@ -248,7 +248,7 @@ class RewardClient:
         for (group, encoded), answer in zip(list(left.items()), answers, strict=True):
             if answer is Submission.conflict:
                 raise ServiceError(
-                    f"id {self._session.own_id(group)!r} was submitted in session {self.session} with another sample: "
+                    f"id {own_id(group)!r} was submitted in session {self.session} with another sample: "
                     "give each sample an id of its own"
                 )
             if answer in (Submission.submitted, Submission.scored, Submission.returned):
@@ -285,12 +285,10 @@ class RewardClient:
                         await self._session.clean_up()
                         if self._session.losses_due():
                             await self._repair_losses()
-                    await self._session.receive(self._take)
+                    for result in await self._session.read():
+                        self._inbox.take(result)
             finally:
                 self._changed.set()
-
-    def _take(self, group: GroupResult) -> None:
-        self._inbox.take(self._session.own_id(group.group), group)
 
     async def _repair_losses(self) -> None:
         """Submit again the groups that Redis has lost; read results again if it has restored acknowledged ones."""
@@ -399,7 +397,7 @@ class Inbox:
         if group not in self._open and group not in self._done:
             self.waiting[group] = encoded
 
-    def take(self, own_id: str, group: GroupResult) -> None:
+    def take(self, group: GroupResult) -> None:
         """Take the results of a group; they may arrive more than once."""
         name = group.group
         if name in self._done or name in self._handled:
@@ -407,7 +405,7 @@ class Inbox:
         elif name in self._open:
             self._open[name] = group.entry
         else:
-            results = sample_answers(own_id, group)
+            results = sample_answers(own_id(name), group)
             self._arrived.extend((name, result, result is results[-1]) for result in results)
             self._open[name] = group.entry
         self.waiting.pop(name, None)
@@ -455,7 +453,7 @@ class Inbox:
                 encoded = self.waiting[group]
                 if encoded is None:
                     given_up = SampleResult(ScoringRecord("given_up", reason=_NOT_OURS), 0.0, 0)
-                    self.take(group.split(":", 2)[2], GroupResult(group, "", [given_up]))
+                    self.take(GroupResult(group, "", [given_up]))
                 else:
                     again[group] = encoded
         return again
@@ -488,7 +486,7 @@ async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport
         stored: Any = await client.get(Names(run).service)
         if stored is None:
             raise await _no_service(client, address, run)
-        return Transport(address, run, None, Scripts()), decode(stored, Service)
+        return Transport(address, run), decode(stored, Service)
     except (AuthenticationError, ResponseError) as error:
         raise _refused(address, error) from error
     except OUTAGE as error:

@@ -37,7 +37,6 @@ from plaudit_workers.service.callers import Callers
 from plaudit_workers.service.canary import Canary, CanarySeries
 from plaudit_workers.service.requests import LONGEST_WAIT_S, MOST_BYTES, MOST_PARTS, MOST_SAMPLES
 from plaudit_workers.service.tokens import SampleRate, Tokens
-from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.timeline import stamp
 
@@ -106,7 +105,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     with contextlib.suppress(ConfigurationError):  # with fewer the connections that nobody knows end sooner
         allow_connections(_MOST_CONNECTIONS)
     listener = listen(own)
-    transport = Transport(settings.redis, settings.run, None, Scripts())
+    transport = Transport(settings.redis, settings.run)
     callers = Callers(transport, service_of(job))
     gateway = application(job, settings.run, callers, tokens)
     # Prometheus reads the series here: on the gateway's own port they need a caller's token.
@@ -134,7 +133,7 @@ def application(job: RLJob, run: str, callers: Callers, tokens: Tokens) -> Appli
     series, spec = GatewaySeries(), job.spec.reward.gateway
     rate = SampleRate(spec.samples_per_minute and spec.samples_per_minute / max(1, spec.replicas))
     compared = CanarySeries(series.registry) if spec.canary else None
-    description = ServiceDescription(job, run, callers.service, limits, compared)
+    description = ServiceDescription(job, run, limits, compared)
     canary = _canary(spec.canary, compared) if spec.canary and compared else None
     return Application(callers, tokens, description, series, rate, canary)
 

@@ -167,14 +167,15 @@ _GENERATED = "responses"
 
 def file_entries(path: Path, option: str = "") -> Iterator[Numbered]:
     """Yield the lines or rows of a file, from 1 on; Parquet is recognised by its content."""
+    named = f"{option} {path}".strip()
     if path.exists() and not path.is_file() and not path.is_dir():  # it may give its content once, or never end
         remedy = "write the samples to one, or pipe them to 'plaudit score --input -'"
-        raise RefusedError(f"{option} {path} is no regular file: {remedy}".strip())
+        raise RefusedError(f"{named} is no regular file: {remedy}")
     try:
         with path.open("rb") as file:
             begins = file.read(len(_PARQUET_MAGIC))
             if not begins and path.suffix == ".parquet":  # as a writer leaves it that was cut off
-                raise RefusedError(f"{option} {path} is empty, which no Parquet file is. Write it again".strip())
+                raise RefusedError(f"{named} is empty, which no Parquet file is. Write it again")
             if begins != _PARQUET_MAGIC:
                 file.seek(0)
                 number = 0
@@ -184,7 +185,7 @@ def file_entries(path: Path, option: str = "") -> Iterator[Numbered]:
                 return
         yield from _rows(path)
     except OSError as error:
-        raise RefusedError(f"{option} {path} cannot be read: {error.strerror or error}".strip()) from error
+        raise RefusedError(f"{named} cannot be read: {error.strerror or error}") from error
 
 
 def line_entries(line: bytes, number: int) -> Iterator[Numbered]:

@@ -66,6 +66,7 @@ MOST_PARTS = 1 << 18
 """Values in a request's body, counted by its commas and brackets: each costs far more than its bytes."""
 SAMPLE_ID = re.compile(r"[^\s:]\S{0,199}")
 T = TypeVar("T")
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -133,15 +134,7 @@ def read_groups(body: bytes) -> RequestBody:
     is_batch = "groups" in _decoded(_object_decoder, body)
     groups = _decoded(_groups_decoder, body).groups if is_batch else [_decoded(_group_decoder, body)]
     _check_number(sum(len(group.samples) for group in groups))
-    read, problems = [], {}
-    for position, group in enumerate(groups):
-        try:
-            read.append(_submitted_group(group))
-        except (RefusedRequestError, ValueError) as error:
-            problems[position] = str(error)
-    if problems:
-        raise _invalid("groups", problems, named=is_batch)
-    return RequestBody(read, is_batch)
+    return RequestBody(_each(groups, _submitted_group, "groups", named=is_batch), is_batch)
 
 
 def read_shape(body: bytes, shape: GatewayShape) -> tuple[dict[str, Any], RequestBody]:
@@ -189,7 +182,7 @@ def _read_rows(
         _check_number(len(found))
     except ValueError as error:
         raise RefusedRequestError(422, "invalid_sample", str(error)) from error
-    return content, _each(found, lambda row: sample_input(row, SampleInput), named=len(found) > 1)
+    return content, _each(found, lambda row: sample_input(row, SampleInput), "samples", named=len(found) > 1)
 
 
 def _submitted(own_id: str, samples: Sequence[SampleInput], *, is_group: bool = False) -> SubmittedSamples:
@@ -209,25 +202,22 @@ def _checked_group(samples: Sequence[T], field: str) -> Sequence[T]:
 
 def _read_all(samples: Sequence[msgspec.Raw | SampleInput], *, named: bool) -> list[SampleInput]:
     _check_number(len(samples))
-    return _each(samples, _read_sample, named=named)
+    return _each(samples, _read_sample, "samples", named=named)
 
 
-def _each(given: Sequence[T], read: Callable[[T], SampleInput], *, named: bool) -> list[SampleInput]:
-    samples, problems = [], {}
+def _each(given: Sequence[T], read: Callable[[T], Read], field: str, *, named: bool) -> list[Read]:
+    """Read each part of a request; ``named``: the message about the first wrong one begins with field and position."""
+    found, problems = [], {}
     for position, one in enumerate(given):
         try:
-            samples.append(read(one))
-        except ValueError as error:
+            found.append(read(one))
+        except (RefusedRequestError, ValueError) as error:
             problems[position] = str(error)
     if problems:
-        raise _invalid("samples", problems, named=named)
-    return samples
-
-
-def _invalid(field: str, problems: Mapping[int, str], *, named: bool) -> RefusedRequestError:
-    position, problem = next(iter(problems.items()))
-    text = f"{field}[{position}]: {problem}" if named else problem
-    return RefusedRequestError(422, "invalid_sample", text, samples=problems)
+        position, problem = next(iter(problems.items()))
+        text = f"{field}[{position}]: {problem}" if named else problem
+        raise RefusedRequestError(422, "invalid_sample", text, samples=problems)
+    return found
 
 
 def _read_sample(given: msgspec.Raw | SampleInput) -> SampleInput:

@@ -8,6 +8,6 @@ and the completion rule), ``calls`` (one typed function for each script), then t
 - ``consumer``: take work under a lease, publish samples, commit scores, move hopeless entries to the dead letters
 - ``sessions``: the clients of a scoring service
 
-``transport`` opens a process's access to Redis and sends the calls; ``scripts`` and ``libraries`` load the Lua code as
-libraries of functions. ``groups`` reads a group's hash, ``volume`` stores what is too large for Redis.
+``transport`` opens a process's access to Redis and sends the calls; ``libraries`` reads the Lua code as libraries of
+functions. ``groups`` reads a group's hash, ``volume`` stores what is too large for Redis.
 """

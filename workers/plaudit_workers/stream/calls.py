@@ -18,11 +18,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from plaudit_wire.messages import Announcement, EncodedBody, GroupDelivery, Prompt, Service, encode
+from plaudit_wire.messages import Announcement, EncodedBody, GroupDelivery, Prompt, Service, Tensors, encode
 from plaudit_wire.names import Stream
 from plaudit_wire.records import (
     ADMISSION_MEMORY_SHARE,
     GROUP_ENDED,
+    GenerationRecord,
     GroupEnd,
     Sample,
     ScoringRecord,
@@ -39,6 +40,10 @@ _boot = os.urandom(6).hex()
 _encode = msgspec.msgpack.encode
 _DEADLINE_PASSED = _encode(ScoringRecord(outcome="given_up", reason="the group's deadline passed"))
 _GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason=GROUP_ENDED))
+_NO_TENSORS = encode(Tensors(b"", b"", b"", []))
+_NOT_GENERATED_HERE = _encode(
+    GenerationRecord(worker="", generate_s=0.0, prompt_tokens=0, response_tokens=0, version_min=0, version_max=0)
+)
 _NEVER = 1 << 31
 _SILENT_MS = 3_600_000
 """A consumer without pending entries is removed after this long without a call."""
@@ -167,8 +172,11 @@ def overdue(expected: tuple[float, float, float] | None, count: int) -> Call[Ove
 
     ``expected``: the steady time that the caller expects, the earliest and the latest; None before its first look.
     """
-    times = ("", "", "") if expected is None else tuple(f"{time:.6f}" for time in expected)
-    return Call("overdue", (*times, count), _overdue)
+    return Call("overdue", (*_times(expected), count), _overdue)
+
+
+def _times(expected: tuple[float, float, float] | None) -> tuple[str, ...]:
+    return ("", "", "") if expected is None else tuple(f"{time:.6f}" for time in expected)
 
 
 def _overdue(answer: list[Any]) -> Overdue:
@@ -185,14 +193,15 @@ def _taken_rows(answer: list[tuple[bytes, bytes, int]]) -> list[tuple[str, str, 
     return [(entry.decode(), group.decode(), n) for entry, group, n in answer]
 
 
-def close(group: str, call: int, incarnation: int, end: tuple[GroupEnd, str, bytes], *, taken: bool) -> Call[Closing]:
+def close(
+    group: str, call: int, incarnation: int, end: GroupEnd, reason: str, record: bytes, *, taken: bool
+) -> Call[Closing]:
     """End a group that this trainer took in phase ``ready`` or has ended before (``taken``), or drop another one.
 
-    ``call`` is above the numbers of all earlier calls; ``end`` has the end, the reason of a drop (else empty), and the
-    encoded record for the metrics (may be empty).
+    ``call`` is above the numbers of all earlier calls; ``reason`` is that of a drop, else empty; ``record`` is the
+    encoded one for the metrics and may be empty.
     """
-    ending, reason, record = end
-    arguments = (call, incarnation, ending, reason, _GROUP_ENDED, record, int(taken))
+    arguments = (call, incarnation, end, reason, _GROUP_ENDED, record, int(taken))
     return Call("close", arguments, Closing, group)
 
 
@@ -351,32 +360,27 @@ class ClaimedEntry(NamedTuple):
     blamed: bool
 
 
-@dataclass(frozen=True)
-class Claimed:
-    """Hold the answer to a claim; payloads are read separately."""
-
-    server_time: float
-    entries: list[ClaimedEntry]
-
-
 def claim(
     stream: Stream,
     consumer: str,
     count: int,
     rules: ClaimRules,
-    expected: tuple[float, float] | None,
+    expected: tuple[float, float, float] | None,
     in_work: Iterable[str],
-) -> Call[Claimed]:
-    """Take entries that were delivered before; ``expected`` bounds the server time of this call (``ServerTime``)."""
-    earliest, latest = ("", "") if expected is None else (f"{expected[0]:.6f}", f"{expected[1]:.6f}")
+) -> Call[tuple[float, list[ClaimedEntry]]]:
+    """Take entries that were delivered before; the answer has the server time and the entries, without payloads.
+
+    ``expected``: the server time of this call, the earliest and the latest (``ServerTime``).
+    """
+    _, earliest, latest = _times(expected)
     lease_ms = round(rules.lease_s * 1000) if rules.lease_s >= 0 else -1
     times = (lease_ms, rules.look_every_s, earliest, latest)
     limits = (rules.suspect_from, rules.most_suspects, rules.poison_limit)
     return Call("claim", (stream, consumer, count, *times, *limits, *in_work), _claimed)
 
 
-def _claimed(answer: list[Any]) -> Claimed:
-    return Claimed(float(answer[0]), [ClaimedEntry(entry.decode(), n, bool(blamed)) for entry, n, blamed in answer[1:]])
+def _claimed(answer: list[Any]) -> tuple[float, list[ClaimedEntry]]:
+    return float(answer[0]), [ClaimedEntry(entry.decode(), n, bool(blamed)) for entry, n, blamed in answer[1:]]
 
 
 def isolate(delivery: Delivery[Any]) -> Call[None]:
@@ -443,8 +447,6 @@ class SubmittedGroup:
     digest: str
     prompt: bytes
     """Encoded prompt, for group-scope scorers."""
-    generation: bytes
-    tensors: bytes
     samples: Sequence[tuple[str, bytes]]
     """Digest and encoded sample of each index."""
 
@@ -471,7 +473,7 @@ def submit(
         is_wanted = is_drawn(group.id, service.kept_share)
         is_read = is_wanted or service.group_scorers
         arguments += (group.id, len(group.samples), group.source, group.digest, group.prompt if is_read else b"")
-        arguments += (group.generation, group.tensors if is_read else b"", int(is_wanted))
+        arguments += (_NOT_GENERATED_HERE, _NO_TENSORS if is_read else b"", int(is_wanted))
         arguments += (part for sample in group.samples for part in sample)
     return Call("submit", arguments, lambda answer: list(map(Submission, _accepted_answer(answer, session))))
 

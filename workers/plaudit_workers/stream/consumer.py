@@ -37,7 +37,14 @@ from plaudit_wire.redis import OUTAGE
 from plaudit_workers.process import Supervised, set_within
 from plaudit_workers.stream import calls as transitions
 from plaudit_workers.stream.calls import ClaimedEntry, ClaimRules, Commitment, Delivery, Publication
-from plaudit_workers.stream.groups import Group, ServerTime, read_entries, read_group, without_group_scorers
+from plaudit_workers.stream.groups import (
+    Group,
+    ServerTime,
+    entries_by_id,
+    read_entries,
+    read_group,
+    without_group_scorers,
+)
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.stream.volume import VolumeError
 
@@ -175,7 +182,6 @@ class Consumer(Generic[T]):
             except ResponseError as error:
                 if not str(error).startswith(("NOGROUP", "UNBLOCKED")):  # the latter: the key was deleted meanwhile
                     raise
-                logger.error("the streams' consumer groups are missing; creating them again", stream=self.stream)
                 await self._transport.recreate_groups()
         return []
 
@@ -225,11 +231,11 @@ class Consumer(Generic[T]):
     async def _claim(self, count: int, rules: ClaimRules) -> list[ClaimedEntry]:
         sent = time.monotonic()
         busy = [*self._leases.in_work, *self._unreadable]
-        claimed = await self._transport.reads.run(
+        server_time, entries = await self._transport.reads.run(
             transitions.claim(self.stream, self._worker, count, rules, self._server_time.expected(sent), busy)
         )
-        self._server_time.observe(claimed.server_time, sent, time.monotonic())
-        return claimed.entries
+        self._server_time.observe(server_time, sent, time.monotonic())
+        return entries
 
     async def _read_claimed(self, names: Sequence[ClaimedEntry]) -> list[Delivery[T]]:
         """Read the payloads of claimed entries, a few at a time; if a read fails, the earlier ones are in work."""
@@ -245,11 +251,9 @@ class Consumer(Generic[T]):
         return fresh
 
     async def _entries(self, names: Sequence[ClaimedEntry]) -> list[tuple[ClaimedEntry, dict[bytes, bytes]]]:
-        pipeline = self._transport.commands.pipeline(transaction=False)
-        for entry in names:
-            pipeline.xrange(self._transport.names.stream(self.stream), entry.id, entry.id)
-        found = await pipeline.execute()
-        return [(entry, rows[0][1]) for entry, rows in zip(names, found, strict=True) if rows]
+        stream = self._transport.names.stream(self.stream)
+        found = await entries_by_id(self._transport, stream, [entry.id for entry in names])
+        return [(entry, found[entry.id]) for entry in names if entry.id in found]
 
     async def _next_suspects(self, slots: int) -> list[Delivery[T]]:
         """Return the suspects, once no other entry is in work; a single one is recorded as isolated."""

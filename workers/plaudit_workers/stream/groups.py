@@ -193,16 +193,12 @@ class ServerTime:
     sent: float = 0.0
     received: float = 0.0
 
-    def expected(self, now: float) -> tuple[float, float] | None:
-        """Return the earliest and the latest server time of a call that is sent ``now``; None before any answer."""
+    def expected(self, now: float) -> tuple[float, float, float] | None:
+        """Return the server time of a call sent ``now``, the earliest and the latest; None before any answer."""
         if self.answered is None:
             return None
-        return self.answered + (now - self.received) - _CLOCK_EARLY_S, self.answered + (now - self.sent) + _CLOCK_LATE_S
-
-    def expected_with_bounds(self, now: float) -> tuple[float, float, float] | None:
-        """Return the expected server time of a call that is sent ``now``, and its bounds; None before any answer."""
-        bounds = self.expected(now)
-        return None if bounds is None else (bounds[0] + _CLOCK_EARLY_S, *bounds)
+        steady = self.answered + (now - self.received)
+        return steady, steady - _CLOCK_EARLY_S, self.answered + (now - self.sent) + _CLOCK_LATE_S
 
     def observe(self, answered: float, sent: float, received: float) -> None:
         """Record an answer."""
@@ -220,7 +216,7 @@ class Deadlines:
     async def overdue(self, count: int = _OVERDUE_AT_ONCE) -> Overdue:
         """Return at most ``count`` overdue groups and as many expired sessions; raise an outage."""
         sent = time.monotonic()
-        found = await self._transport.reads.run(overdue(self.time.expected_with_bounds(sent), count))
+        found = await self._transport.reads.run(overdue(self.time.expected(sent), count))
         self.time.observe(found.steady_time, sent, time.monotonic())
         return found
 
@@ -231,6 +227,15 @@ def release_call(group: Group, incarnation: int) -> Call[bool]:
         return release(group.id, incarnation)
     scorings = without_group_scorers(group, "timeout", "the group-scope scorers' deadline passed")
     return release(group.id, incarnation, scorings)
+
+
+async def entries_by_id(transport: Transport, stream: str, ids: Sequence[str]) -> dict[str, dict[bytes, bytes]]:
+    """Return the fields of a stream's entries by their ids, without those that are gone; ``stream`` is its key."""
+    pipeline = transport.commands.pipeline(transaction=False)
+    for entry in ids:
+        pipeline.xrange(stream, entry, entry)
+    found = await pipeline.execute()
+    return {entry: rows[0][1] for entry, rows in zip(ids, found, strict=True) if rows}
 
 
 def read_entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

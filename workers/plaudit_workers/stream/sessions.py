@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -27,16 +27,15 @@ from plaudit_wire.messages import (
     RecordError,
     Sampling,
     Service,
-    Tensors,
     decoder,
     digest_of,
     encode,
 )
-from plaudit_wire.records import NO_STEP, GenerationRecord, Sample, ScoringRecord
+from plaudit_wire.records import NO_STEP, Sample, ScoringRecord
 from plaudit_wire.redis import OUTAGE
 from plaudit_workers.stream import calls as transitions
 from plaudit_workers.stream.calls import SessionGoneError, SessionTakenError, Submission, SubmittedGroup
-from plaudit_workers.stream.groups import Deadlines, read_entries, read_group, release_call
+from plaudit_workers.stream.groups import Deadlines, entries_by_id, read_entries, read_group, release_call
 from plaudit_workers.stream.transport import Transport
 
 logger = get_logger(__name__)
@@ -51,10 +50,6 @@ _READ_AT_ONCE = 512
 _SUBMITTED_AT_ONCE, _SUBMITTED_BYTES = 32, 1 << 20
 _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
 _GROUP_MARK = "g"
-_NO_TENSORS = encode(Tensors(b"", b"", b"", []))
-_NOT_GENERATED_HERE = msgspec.msgpack.encode(
-    GenerationRecord(worker="", generate_s=0.0, prompt_tokens=0, response_tokens=0, version_min=0, version_max=0)
-)
 
 
 @dataclass(frozen=True)
@@ -131,10 +126,6 @@ class StreamSession:
         """Return the run's id of the group that this session calls ``own_id``."""
         return f"s:{self.name}:{own_id}"
 
-    def own_id(self, group: str) -> str:
-        """Return the session's id of a group; the inverse of ``group_id``."""
-        return group.split(":", 2)[2]
-
     async def offer(self, groups: Sequence[SubmittedGroup]) -> list[Submission]:
         """Submit groups as ``submit_many``. A session that Redis has lost is opened again; no group has room then.
 
@@ -146,11 +137,6 @@ class StreamSession:
         except (SessionGoneError, SessionTakenError) as error:
             await self._reopen(error, epoch)
             return [Submission.full] * len(groups)
-
-    async def receive(self, take: Callable[[GroupResult], None]) -> None:
-        """Pass the groups that have ended to ``take``; wait until the next upkeep for the first. Raises as ``read``."""
-        for result in await self.read(_READ_AT_ONCE, UPKEEP_EVERY_S):
-            take(result)
 
     async def keep(self, acknowledged: Sequence[tuple[str, str]] = ()) -> None:
         """Keep the session alive and acknowledge results (group, entry); open it again if Redis has lost it.
@@ -190,10 +176,11 @@ class StreamSession:
         ]
         return [answer for answers in await self._transport.scripts.run_many(calls) for answer in answers]
 
-    async def read(self, count: int, block_s: float) -> list[GroupResult]:
+    async def read(self, count: int = _READ_AT_ONCE, block_s: float = UPKEEP_EVERY_S) -> list[GroupResult]:
         """Return the next groups that have ended, at most ``count``; [] if none ended within ``block_s`` (0: no wait).
 
-        This object returns each group once, and again after ``read_again``, until it is acknowledged.
+        It waits until the next upkeep by default. This object returns each group once, and again after ``read_again``,
+        until it is acknowledged.
         """
         reply: Any = await self._reader.xread(
             {self._results_key: self._seen}, count=count, block=round(block_s * 1000) or None
@@ -215,24 +202,18 @@ class StreamSession:
 
     async def find(self, groups: Sequence[str]) -> dict[str, GroupResult | None]:
         """Return the groups that the session holds, of these; None for one that is in work."""
-        commands = self._transport.commands
-        stored: Any = await commands.hmget(self._groups_key, groups)
+        stored: Any = await self._transport.commands.hmget(self._groups_key, groups)
         known = {
             group: value.decode().split() for group, value in zip(groups, stored, strict=True) if value is not None
         }
-        entries = {group: entry for group, (_, entry) in known.items()}
-        found: dict[str, GroupResult | None] = dict.fromkeys(entries)
-        ended = [entry for entry in entries.values() if entry != "-"]
-        pipeline = commands.pipeline(transaction=False)
-        for entry in ended:
-            pipeline.xrange(self._results_key, entry, entry)
-        replies = await pipeline.execute() if ended else []
-        results = (_group_result(entry, rows[0][1]) for entry, rows in zip(ended, replies, strict=True) if rows)
-        return found | {
-            result.group: replace(result, is_group=known[result.group][0].startswith(_GROUP_MARK))
-            for result in results
-            if result.group in known
-        }
+        found: dict[str, GroupResult | None] = dict.fromkeys(known)
+        ended = [entry for _, entry in known.values() if entry != "-"]
+        for entry, fields in (await entries_by_id(self._transport, self._results_key, ended)).items():
+            result = _group_result(entry, fields)
+            if result.group in known:
+                digest, _ = known[result.group]
+                found[result.group] = replace(result, is_group=digest.startswith(_GROUP_MARK))
+        return found
 
     async def groups(self) -> set[str]:
         """Return the groups that are submitted and not acknowledged."""
@@ -293,6 +274,11 @@ class StreamSession:
             pass
 
 
+def own_id(group: str) -> str:
+    """Return the id that its session has for a group; the inverse of ``StreamSession.group_id``."""
+    return group.split(":", 2)[2]
+
+
 def _in_calls(groups: Sequence[SubmittedGroup]) -> Iterator[list[SubmittedGroup]]:
     """Yield the groups of each call: few enough that nobody else waits long for Redis."""
     some: list[SubmittedGroup] = []
@@ -321,8 +307,6 @@ def encoded_group(group: str, samples: Sequence[Sample], *, is_group: bool = Fal
         source=samples[0].data_source,
         digest=(_GROUP_MARK if is_group else "") + digest_of("".join(digests).encode()),
         prompt=encode(_prompt(group, samples)),
-        generation=_NOT_GENERATED_HERE,
-        tensors=_NO_TENSORS,
         samples=list(zip(digests, records, strict=True)),
     )
 

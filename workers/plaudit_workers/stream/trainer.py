@@ -135,8 +135,8 @@ class TrainerStreams:
     async def _close(self, group_id: str, end: GroupEnd, reason: str, record: bytes, *, taken: bool) -> Closing:
         self._closes += 1
         call = self.incarnation * _CALLS_PER_INCARNATION + self._closes
-        ending = (end, reason, record)
-        answer = await self._fence.run(transitions.close(group_id, call, self.incarnation, ending, taken=taken))
+        transition = transitions.close(group_id, call, self.incarnation, end, reason, record, taken=taken)
+        answer = await self._fence.run(transition)
         if answer is not Closing.not_ready:
             self._ready.forget(group_id)
             await self._transport.volume.forget(group_id)
@@ -257,7 +257,6 @@ class TakenGroups:
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
-            logger.error("the streams' consumer groups are missing; creating them again", stream="ready")
             await self._transport.recreate_groups()
             return []
 

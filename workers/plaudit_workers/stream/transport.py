@@ -21,6 +21,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import RefusedError, StoppedError
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, decode, decoder
 from plaudit_wire.names import Names
 from plaudit_wire.records import LIVE_WITHIN_S, WorkerRecord
@@ -41,6 +42,7 @@ from plaudit_workers.stream.calls import Argument, Call, beat, open_streams
 from plaudit_workers.stream.libraries import Scripts
 from plaudit_workers.stream.volume import SpillFolder
 
+logger = get_logger(__name__)
 Answer = TypeVar("Answer")
 T = TypeVar("T")
 _pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment] # says: of one part
@@ -57,9 +59,15 @@ _TRY_AGAIN_S = 0.5
 
 
 class Transport:
-    """Give a process access to the run's streams. Open it with ``await Transport.open(address, run)``."""
+    """Give a process access to the run's streams. Open it with ``await Transport.open(address, run)``.
 
-    def __init__(self, address: RedisAddress, run: str, spill: Path | None, scripts: Scripts) -> None:
+    Records above 256 KiB go to ``spill`` on the shared volume; None keeps all in Redis.
+    """
+
+    def __init__(
+        self, address: RedisAddress, run: str, spill: Path | None = None, scripts: Scripts | None = None
+    ) -> None:
+        scripts = scripts or Scripts()
         self.address = address
         self.names = Names(run)
         self.commands = address.client(timeout_s=_COMMAND_TIMEOUT_S, retries=5)
@@ -88,10 +96,10 @@ class Transport:
     ) -> Self:
         """Connect, check the server and create the streams' consumer groups; raise ``RefusedError`` if it is unfit.
 
-        Records above 256 KiB go to ``spill`` on the shared volume; None keeps all in Redis. While Redis is unavailable,
-        wait until ``stop`` is set, then raise ``StoppedError``; without ``stop`` refuse at once.
+        While Redis is unavailable, wait until ``stop`` is set, then raise ``StoppedError``; without ``stop`` refuse at
+        once.
         """
-        transport = cls(address, run, spill, scripts or Scripts())
+        transport = cls(address, run, spill, scripts)
         try:
             while not await transport._try_to_open(wait=stop is not None):
                 assert stop is not None
@@ -107,10 +115,13 @@ class Transport:
         try:
             check_server(self.address.url, await self._about_server())
             await self.reads.run(open_streams(lost=False))
-        except AuthenticationError as error:
-            raise self._refused(error) from error
         except NoPermissionError as error:
             raise self._not_permitted(error) from error
+        except (AuthenticationError, ResponseError) as error:
+            raise RefusedError(
+                f"Redis at {self.address.url} refuses the password: {error}. Give it in "
+                "spec.transport.passwordSecret (to a process started by hand: PLAUDIT_REDIS_PASSWORD)"
+            ) from error
         except OUTAGE as error:
             if isinstance(error, LibraryMissingError) and self.address.username not in GRANTS:
                 raise self._not_permitted(error) from error
@@ -123,16 +134,8 @@ class Transport:
                 ) from error
             self.outages.report(error)
             return False
-        except ResponseError as error:
-            raise self._refused(error) from error
         self.outages.end()
         return True
-
-    def _refused(self, error: Exception) -> RefusedError:
-        return RefusedError(
-            f"Redis at {self.address.url} refuses the password: {error}. Give it in "
-            "spec.transport.passwordSecret (to a process started by hand: PLAUDIT_REDIS_PASSWORD)"
-        )
 
     def _not_permitted(self, error: Exception) -> RefusedError:
         user = self.address.username or "default"
@@ -159,6 +162,7 @@ class Transport:
 
     async def recreate_groups(self) -> None:
         """Create the consumer groups that Redis has lost (FLUSHALL, failover), and count it for an alert."""
+        logger.error("the streams' consumer groups are missing; creating them again")
         await self.scripts.run(open_streams(lost=True))
 
     def blocking_client(self) -> Redis:
@@ -264,7 +268,8 @@ class ScriptRunner:
         """Return Redis's unconverted answers to several transitions. Raises as ``run``."""
         if not calls:
             return []
-        request = _Request([self._packed(call) for call in calls])  # here: what cannot be encoded fails its caller only
+        # Encoded here: what cannot be fails its caller only.
+        request = _Request([_pack((*self._heads[call.script], call.group, *call.arguments)) for call in calls])
         self._enqueue(request)
         return await request.done
 
@@ -351,10 +356,6 @@ class ScriptRunner:
             raise
         finally:
             await pool.release(connection)
-
-    def _packed(self, call: Call[Any]) -> bytes:
-        """Return the call in Redis's protocol."""
-        return _pack((*self._heads[call.script], call.group, *call.arguments))
 
 
 class _Request:

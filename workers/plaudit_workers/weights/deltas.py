@@ -16,8 +16,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -28,7 +27,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from plaudit_workers.weights.published import combined_digest, is_whole, write_all
+from plaudit_workers.weights.published import digest_files, is_whole, write_all
 
 Bits = NDArray[np.unsignedinteger[Any]]
 """A tensor's elements as unsigned integers of their size."""
@@ -37,7 +36,6 @@ _BITS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4:
 _GAPS, _VALUES = ".gaps", ".values"
 DELTA_FILE = "delta.json"
 DELTA_SUFFIX = ".delta"
-_FILES_AT_ONCE = 8
 _BLOCK_BYTES = 4 << 20
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
@@ -182,24 +180,16 @@ def chain_from_whole(folder: Path) -> DeltaChain:
 
 
 def _chain(folder: Path, starts_at: Callable[[Path], bool]) -> DeltaChain | None:
-    deltas: list[Path] = []
-    for each in _lineage(folder):
-        if starts_at(each):
-            return DeltaChain(each, deltas[::-1])
-        deltas.append(each)
-    return None
-
-
-def _lineage(folder: Path) -> Iterator[Path]:
-    """Yield the folder and those on which its delta rests, the newest first; the last one may not exist."""
-    seen: set[str] = set()
-    while folder.name not in seen:
-        yield folder
-        seen.add(folder.name)
+    newest_first: dict[str, Path] = {}
+    while folder.name not in newest_first:
+        if starts_at(folder):  # it may not exist
+            return DeltaChain(folder, [*newest_first.values()][::-1])
+        newest_first[folder.name] = folder
         record = read_record(folder)
         if record is None:
-            return
+            return None
         folder = folder.parent / record.base
+    return None
 
 
 class _Tensor(NamedTuple):
@@ -222,12 +212,7 @@ def restore(start: Path, deltas: Sequence[Path], target: Path) -> str:
         OSError: a file is missing, or the disk is full.
         DeltaError: a delta does not fit.
     """
-    paths = sorted(start.glob("*.safetensors"))
-    if not paths:
-        raise FileNotFoundError(f"no safetensors in {start}")
-    with ThreadPoolExecutor(_FILES_AT_ONCE, "weights-restore") as threads:
-        digests = list(threads.map(partial(_restore_file, deltas=deltas, target=target), paths))
-    return combined_digest(dict(zip((path.name for path in paths), digests, strict=True)))
+    return digest_files(start, partial(_restore_file, deltas=deltas, target=target))
 
 
 def restore_version(folder: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ state, each rank its rows; ``write_converted`` makes one file of it, in another 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from plaudit_workers.weights.index import BLOCK_BYTES, ShardedTensor, ShardError, ShardIndex, Slice, row_items, rows_of
-from plaudit_workers.weights.published import write_all
+from plaudit_workers.weights.published import write_all, write_flushed
 from plaudit_workers.weights.send import FileLayout, TensorParts, TensorShape, file_layout
 
 DTYPE_NAMES = {
@@ -299,12 +300,9 @@ def write_converted(
         TensorShape(name, DTYPE_NAMES[dtypes[name]], stored[source].shape, parts.get(name, ()))
         for name, source in names.items()
     )
-    with path.open("xb") as file:
-        file.write(layout.header)
-        for name in sorted(names, key=layout.offsets.__getitem__):
-            file.write(bytes_of(reader.whole(names[name]).to(dtypes[name])))
-        file.flush()
-        os.fsync(file.fileno())
+    ordered = sorted(names, key=layout.offsets.__getitem__)
+    tensors = (bytes_of(reader.whole(names[name]).to(dtypes[name])) for name in ordered)
+    write_flushed(path, itertools.chain([layout.header], tensors))
 
 
 class TensorRows(NamedTuple):

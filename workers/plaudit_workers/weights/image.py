@@ -6,7 +6,6 @@ For versions that are published as deltas (``trainer.weights.fullEvery``).
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from plaudit_workers.weights.deltas import DELTA_SUFFIX, Bits, TensorDelta, as_bits, encode_deltas
 from plaudit_workers.weights.files import DTYPES_BY_NAME, WeightFile, WeightFiles, bytes_of
+from plaudit_workers.weights.published import write_flushed
 
 _MAX_DELTA_SHARE = 0.5
 """A larger delta saves a rollout too little: the version is then written whole."""
@@ -130,14 +130,7 @@ class _FileImage:
 
     def write(self, folder: Path, form: WeightForm) -> None:
         if form.whole:
-            _write_flushed(folder / self.name, self._bytes.data)
+            write_flushed(folder / self.name, [self._bytes.data])
         if form.delta:
             assert self._deltas is not None
-            _write_flushed(folder / f"{self.name}{DELTA_SUFFIX}", encode_deltas(self._deltas))
-
-
-def _write_flushed(path: Path, content: memoryview | bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+            write_flushed(folder / f"{self.name}{DELTA_SUFFIX}", [encode_deltas(self._deltas)])

@@ -198,12 +198,10 @@ class StoredParameters:
 
 def _shapes(conversion: _Conversion, model: PreTrainedModel, files: ModelFiles) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the converted tensors by name, without reading any; empty if they do not fit together."""
-
-    def empty(name: str) -> Tensor:
-        return torch.empty(files.shape(name) or (), device="meta")
-
     try:
-        converted = conversion.convert(model, conversion.sources, empty)
+        converted = conversion.convert(
+            model, conversion.sources, lambda name: torch.empty(files.shape(name) or (), device="meta")
+        )
     except Exception:  # an operation of transformers; loading the model whole reports what is wrong
         return {}
     return {name: tuple(tensor.shape) for name, tensor in converted.items()}

@@ -8,7 +8,8 @@ configuration, tokenizer, and ``probe.json``. With ``trainer.lora`` it holds the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +20,7 @@ PROBE_FILE = "probe.json"
 WEIGHTS_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
-_READ_AT_ONCE = 8
+_FILES_AT_ONCE = 8
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -39,12 +40,17 @@ def is_whole(folder: Path) -> bool:
 
 
 def weights_digest(folder: Path) -> str:
-    """Read and hash the folder's ``*.safetensors``, up to eight files at once; return ``combined_digest`` of them."""
+    """Read and hash the folder's weight files; return ``combined_digest`` of them."""
+    return digest_files(folder, _file_digest)
+
+
+def digest_files(folder: Path, digest: Callable[[Path], str]) -> str:
+    """Return ``combined_digest`` of what ``digest`` gives for each of the folder's ``*.safetensors``, eight at once."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"no safetensors in {folder}")
-    with ThreadPoolExecutor(_READ_AT_ONCE, "weights-hash") as threads:
-        return combined_digest(dict(zip((path.name for path in files), threads.map(_file_digest, files), strict=True)))
+    with ThreadPoolExecutor(_FILES_AT_ONCE, "weights-files") as threads:
+        return combined_digest(dict(zip((path.name for path in files), threads.map(digest, files), strict=True)))
 
 
 def combined_digest(digests: Mapping[str, str]) -> str:
@@ -61,6 +67,14 @@ def write_all(file: BinaryIO, content: memoryview) -> None:
     """Write all bytes to an unbuffered file, of which one write may be short."""
     while content:
         content = content[file.write(content) :]
+
+
+def write_flushed(path: Path, contents: Iterable[bytes | memoryview]) -> None:
+    """Write a new file, and flush it to the disk."""
+    with path.open("xb", buffering=0) as file:
+        for content in contents:
+            write_all(file, memoryview(content))
+        os.fsync(file.fileno())
 
 
 def _file_digest(path: Path) -> str:

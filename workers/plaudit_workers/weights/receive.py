@@ -7,7 +7,6 @@ the protocol.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import os
@@ -32,6 +31,7 @@ from plaudit_workers.weights.send import (
     Contents,
     TransferError,
     WeightBlock,
+    break_off,
     covers_once,
     decode_contents,
     make_request,
@@ -63,11 +63,9 @@ class Reception:
         self._file = os.memfd_create(f"weights-{version}")
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free the memory."""
         self.close()
 
     def receive(self) -> Path:
@@ -162,8 +160,7 @@ class PartCollector:
         with self._lock:
             self._cancelled = True
             for connection in self._connections:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads from it
+                break_off(connection)
 
     def _open(self, part: TransferPart) -> _OpenPart:
         with self._errors_of(part.address):

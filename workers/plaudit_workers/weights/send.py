@@ -109,8 +109,7 @@ class WeightServer:
         with self._lock:
             for connection, part in self._sending.items():
                 if self._offer is None or part is not self._offer[2]:
-                    with contextlib.suppress(OSError):
-                        connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that sends
+                    break_off(connection)
 
     def offer(self, version: PolicyVersion, token: str, part: WeightPart) -> None:
         """Replace the offered version."""
@@ -121,8 +120,7 @@ class WeightServer:
         """Stop listening and free the part; transfers in progress continue while the process lives."""
         self._offer = None
         self._closed.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
+        break_off(self._listener)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -141,15 +139,14 @@ class WeightServer:
         with self._lock:
             of_address = [each for each, other in self._unproven.items() if other == address]
             if len(of_address) >= _MAX_UNPROVEN_OF_ADDRESS:
-                self._break(of_address[0])
+                self._drop(of_address[0])
             elif len(self._unproven) >= _MAX_UNPROVEN:
-                self._break(next(iter(self._unproven)))
+                self._drop(next(iter(self._unproven)))
             self._unproven[connection] = address
 
-    def _break(self, connection: socket.socket) -> None:
+    def _drop(self, connection: socket.socket) -> None:
         del self._unproven[connection]
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+        break_off(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -185,8 +182,8 @@ class WeightServer:
         with self._lock:
             if self._offer is None or request.version != self._offer[0]:
                 raise TransferError(f"a rollout requested version {request.version}, which is not offered")
-            _, token, part = self._offer
-            if not is_authentic(request, token, nonce):
+            version, token, part = self._offer
+            if not hmac.compare_digest(request.proof, _proof(token, nonce, version)):
                 raise TransferError("a client does not know the token of the announcement")
             if not self._places.acquire(blocking=False):
                 raise TransferError(f"{_MAX_CONNECTIONS} rollouts receive weights already")
@@ -227,13 +224,14 @@ def make_request(token: str, nonce: bytes, version: PolicyVersion) -> bytes:
     return msgspec.msgpack.encode(WeightsRequest(version, _proof(token, nonce, version)))
 
 
-def is_authentic(request: WeightsRequest, token: str, nonce: bytes) -> bool:
-    """Return True if the sender of the request knows the token."""
-    return hmac.compare_digest(request.proof, _proof(token, nonce, request.version))
-
-
 def _proof(token: str, nonce: bytes, version: PolicyVersion) -> bytes:
     return hmac.digest(token.encode(), nonce + str(version).encode(), hashlib.sha256)
+
+
+def break_off(connection: socket.socket) -> None:
+    """Shut a socket down, which wakes the thread that waits at it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def send_frame(connection: socket.socket, content: bytes) -> None:

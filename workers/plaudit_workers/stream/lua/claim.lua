@@ -21,27 +21,27 @@ local looks, most = prefix .. 'leases', 10000
 local suspects, room = 0, most_suspects
 for i = 12, #ARGV do working[ARGV[i]] = true end
 
--- Counts a suspect that this consumer has; the one that was lost most often decides how many it may have.
-local function add_suspect(deliveries)
-  suspects = suspects + 1
-  room = math.min(room, math.max(1, math.floor(most_suspects / 4 ^ (deliveries - suspect_from))))
+-- How many suspects this consumer may have with one more; the one that was lost most often decides.
+local function room_with(deliveries)
+  return math.min(room, math.max(1, math.floor(most_suspects / 4 ^ (deliveries - suspect_from))))
 end
 
-local function has_room(deliveries)
-  return suspects < math.min(room, math.max(1, math.floor(most_suspects / 4 ^ (deliveries - suspect_from))))
+local function add_suspect(deliveries)
+  suspects, room = suspects + 1, room_with(deliveries)
 end
 
 -- Whether an entry has lost too many workers, the last of them in isolation.
-local function to_blame(fields, entry, deliveries)
-  local about = deliveries > limit and words(fields[2])[1]
-  local isolated = about and redis.call('HGET', prefix .. 'group:' .. about, 'isolated:' .. entry)
+local function to_blame(about, entry, deliveries)
+  local isolated = deliveries > limit and about[1]
+    and redis.call('HGET', prefix .. 'group:' .. about[1], 'isolated:' .. entry)
   return isolated and isolated ~= '' and isolated ~= consumer and 1 or 0
 end
 
+-- The words of an entry's first field: group, and of a sample its index; nil where there is no such entry any more.
 local function found(entry)
-  local fields = redis.call('XRANGE', stream, entry, entry)[1]
-  if not fields then redis.call('XACK', stream, reader, entry) end
-  return fields and fields[2]
+  local row = redis.call('XRANGE', stream, entry, entry)[1]
+  if not row then redis.call('XACK', stream, reader, entry) end
+  return row and words(row[2][2])
 end
 
 -- Whether leases can be compared with the clock now, and this caller is to look.
@@ -64,28 +64,27 @@ end
 
 for _, entry in ipairs(redis.call('XPENDING', stream, reader, '-', '+', wanted + #ARGV, consumer)) do
   local new = not working[entry[1]] and #taken < wanted
-  local fields = new and found(entry[1])
-  local blamed = fields and to_blame(fields, entry[1], entry[4]) or 0
+  local about = new and found(entry[1])
+  local blamed = about and to_blame(about, entry[1], entry[4]) or 0
   if entry[4] >= suspect_from and blamed == 0 then add_suspect(entry[4]) end
-  if fields then taken[#taken + 1] = {entry[1], entry[4], blamed} end
+  if about then taken[#taken + 1] = {entry[1], entry[4], blamed} end
 end
 if due() then
   for _, entry in ipairs(redis.call('XPENDING', stream, reader, 'IDLE', lease, '-', '+', most)) do
     local deliveries = entry[4] + 1
     local held = entry[2] == consumer or working[entry[1]]  -- lost and not yet told so: its next renewal comes first
-    local fields = #taken < wanted and not held and found(entry[1])
-    local blamed = fields and to_blame(fields, entry[1], deliveries) or 0
+    local about = #taken < wanted and not held and found(entry[1])
+    local blamed = about and to_blame(about, entry[1], deliveries) or 0
     local suspect = deliveries >= suspect_from and blamed == 0
-    if fields and (not suspect or has_room(deliveries)) then
+    if about and (not suspect or suspects < room_with(deliveries)) then
       redis.call('XCLAIM', stream, reader, consumer, 0, entry[1], 'RETRYCOUNT', deliveries, 'JUSTID')
       taken[#taken + 1] = {entry[1], deliveries, blamed}
       if suspect then
         add_suspect(deliveries)
-        note_isolated(words(fields[2])[1], entry[1], '')
+        note_isolated(about[1], entry[1], '')
       end
       if deliveries > 1 then
         count('redelivered:' .. name)
-        local about = words(fields[2])
         if name == 'samples' and about[2] then note_first(about[1], about[2], entry[3] / 1000, entry[2]) end
         if about[1] then note_loss(about[1], entry[1], entry[3] / 1000, entry[2]) end
       end
