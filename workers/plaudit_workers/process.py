@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import gc
 import os
 import secrets
 import signal
@@ -44,7 +43,6 @@ _REQUEST_TIMEOUT_S = 5.0
 _REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 _LOOK_EVERY_S = 0.2
 T = TypeVar("T")
-_COLLECT_EVERY = 50_000
 
 
 @dataclass(frozen=True)
@@ -180,16 +178,6 @@ async def serve_until_signal(serve: Serve, settings: ProcessSettings) -> Process
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return await serve_guarded(serve, settings, stop)
-
-
-def collect_seldom() -> None:
-    """Look for cycles of garbage after each 50,000 new objects instead of 700, and not in what exists already.
-
-    With thousands of samples in work, each search goes through their objects, which are no garbage: it took a quarter
-    of a reward worker's CPU time. What is in no cycle is freed at once as before.
-    """
-    gc.freeze()
-    gc.set_threshold(_COLLECT_EVERY)
 
 
 class HealthServer:
