@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import secrets
 import signal
@@ -23,13 +22,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from plaudit_wire.errors import JobFailedError, RefusedError, StoppedError
 from plaudit_wire.logs import configure_logs, get_logger
 from plaudit_wire.redis import PasswordFileError, RedisAddress
+from plaudit_workers.files import is_ours
 
 EXIT_DONE = 0
 EXIT_CRASHED = 1
@@ -351,14 +351,7 @@ async def alone_on_gpu(run: str, environment: Mapping[str, str] = os.environ) ->
     with ExitStack() as stack:
         for device in sorted(devices):  # all processes in the same order
             path = Path(tempfile.gettempdir(), f"plaudit-{run}-gpu-{device}.lock")
-            await _wait_for_lock(stack.enter_context(path.open("wb")))  # noqa: ASYNC230
+            lock = stack.enter_context(path.open("wb"))  # noqa: ASYNC230
+            while not is_ours(lock):  # noqa: ASYNC110 - another process holds it
+                await asyncio.sleep(_LOOK_EVERY_S)
         yield
-
-
-async def _wait_for_lock(file: IO[bytes]) -> None:
-    """Return once this process has the lock, which ends with it."""
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await asyncio.sleep(_LOOK_EVERY_S)
