@@ -371,10 +371,9 @@ def _named_models(job: RLJob) -> Iterator[_HubModel]:
         yield _HubModel("spec.model.source", model.source, model.revision)
         if model.tokenizer:
             yield _HubModel("spec.model.tokenizer", model.tokenizer, model.tokenizer_revision)
-    for index, scorer in enumerate(job.spec.reward.scorers):
+    for field, scorer in job.spec.reward.by_field.items():
         if served := scorer.served:
-            field = f"spec.reward.scorers[{index}].{scorer.served_field}.source"
-            yield _HubModel(field, served.source, served.revision, scorer.model)
+            yield _HubModel(f"{field}.{scorer.served_field}.source", served.source, served.revision, scorer.model)
 
 
 def _cached_problem(model: _HubModel) -> Problem | None:
@@ -398,17 +397,17 @@ async def _hub_problem(model: _HubModel) -> Problem | None:
     hub = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
     url = f"{hub}/api/models/{source}/revision/{revision or 'main'}"
     token = os.environ.get("HF_TOKEN", "")
-    client = HttpClient(max_connections=1, bearer_token=token, key_field="HF_TOKEN", proxy=proxy_for(url))
     try:
-        response = await client.get(url, _RESPONSE_WITHIN_S)
+        async with HttpClient(
+            max_connections=1, bearer_token=token, key_field="HF_TOKEN", proxy=proxy_for(url)
+        ) as client:
+            response = await client.get(url, _RESPONSE_WITHIN_S)
     except (NoResponseError, CallTimeoutError) as error:
         return Problem(
             field,
             f"{source!r} is no folder beside the job file, and the model hub does not respond: {error}",
             f"{_LOCAL}. Otherwise check the network, or set HF_ENDPOINT",
         )
-    finally:
-        await client.close()
     if response.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
         return Problem(
             field,
