@@ -104,22 +104,12 @@ def kubernetes_problems(job: RLJob) -> list[Problem]:
     """Return the problems of a job on Kubernetes; its paths are as written (``read_job``)."""
     data = job_data(job)
     problems = [problem for name, mark in _PATH_FIELDS for problem in _relative_paths(job, data, name, mark.kind)]
-    if job.spec.trains and not job.spec.storage.claim_name:
-        problems.append(
-            Problem(
-                "spec.storage.claimName",
-                "is empty; trainer and rollouts share weights through a volume",
-                "Name a claim that many pods can mount (ReadWriteMany)",
-            )
-        )
-    if job.spec.reward.auditors and not job.spec.trains and not job.spec.storage.claim_name:
-        problems.append(
-            Problem(
-                "spec.storage.claimName",
-                "is empty; auditors read samples that are stored on a volume",
-                "Name a claim that many pods can mount (ReadWriteMany)",
-            )
-        )
+    uses = "trainer and rollouts share weights through a volume" if job.spec.trains else ""
+    if not uses and job.spec.reward.auditors:
+        uses = "auditors read samples that are stored on a volume"
+    if uses and not job.spec.storage.claim_name:
+        remedy = "Name a claim that many pods can mount (ReadWriteMany)"
+        problems.append(Problem("spec.storage.claimName", f"is empty; {uses}", remedy))
     if job.metadata.name[0].isdigit():
         problem = f"{job.metadata.name!r} begins with a digit; Services have its name, which must begin with a letter"
         problems.append(Problem("metadata.name", problem, f"Name it job-{job.metadata.name}, or such"))

@@ -18,7 +18,15 @@ from pydantic_core import ErrorDetails
 
 from plaudit_job.problem import Problem, did_you_mean, nearest
 from plaudit_job.spec.rljob import RLJob
-from plaudit_job.spec.section import BYTE_QUANTITY, DNS_LABEL, PYTHON_NAME, SCORER_NAME, JobPath, choices
+from plaudit_job.spec.section import (
+    BYTE_QUANTITY,
+    DNS_LABEL,
+    PYTHON_NAME,
+    SCORER_NAME,
+    JobPath,
+    choices,
+    written_fields,
+)
 from plaudit_wire.printable import shown
 
 _PATTERNS = {
@@ -189,7 +197,7 @@ def meant_field(root: type[BaseModel], location: Location) -> Location | None:
 
 def _names(root: type[BaseModel], location: Location) -> list[str]:
     section = _section(root, location)
-    return [field.alias or name for name, field in section.model_fields.items()] if section else []
+    return list(written_fields(section)) if section else []
 
 
 def _elsewhere(root: type[BaseModel], location: Location) -> list[str]:
@@ -236,8 +244,8 @@ def _too_short(value: Any, context: dict[str, Any], root: type[BaseModel], locat
     if section is None:
         return "is empty", "Give a value"
     needed = (
-        f"{field.alias or name}: {'|'.join(map(str, choices(field))) or '…'}"
-        for name, field in section.model_fields.items()
+        f"{name}: {'|'.join(map(str, choices(field))) or '…'}"
+        for name, field in written_fields(section).items()
         if field.is_required()
     )
     return "is empty", f"Give at least one: - {{{', '.join(needed)}}}"
@@ -273,7 +281,7 @@ def _section(root: type[BaseModel], location: Location) -> type[BaseModel] | Non
             return None
         if isinstance(part, int):
             continue
-        field = _own_field(section, part)
+        field = written_fields(section).get(part)
         section = section_of(field.annotation) if field else None
     return section
 
@@ -281,11 +289,7 @@ def _section(root: type[BaseModel], location: Location) -> type[BaseModel] | Non
 def field_at(root: type[BaseModel], location: Location) -> FieldInfo | None:
     """Return the field at a location."""
     section = _section(root, location[:-1])
-    return _own_field(section, str(location[-1])) if section else None
-
-
-def _own_field(section: type[BaseModel], written: str) -> FieldInfo | None:
-    return next((field for name, field in section.model_fields.items() if written in (field.alias, name)), None)
+    return written_fields(section).get(str(location[-1])) if section else None
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:
@@ -327,7 +331,7 @@ def _mark(field: FieldInfo) -> JobPath | None:
 
 
 def _resolved(written: Mapping[str, Any], section: type[BaseModel], folder: Path) -> dict[str, Any]:
-    fields = {field.alias or name: field for name, field in section.model_fields.items()}
+    fields = written_fields(section)
     return {
         key: _resolved_value(value, fields[key], folder) if key in fields else value for key, value in written.items()
     }

@@ -44,9 +44,9 @@ from plaudit_job.fields import (
 )
 from plaudit_job.problem import JobError, Problem, did_you_mean, is_within, nearest
 from plaudit_job.rules.job import rule_problems
-from plaudit_job.spec.reward_service import document_model, job_of
+from plaudit_job.spec.reward_service import document_model, validated_job
 from plaudit_job.spec.rljob import TRAINING_SECTIONS, RLJob
-from plaudit_job.spec.section import Section, choices
+from plaudit_job.spec.section import Section, choices, written_fields
 from plaudit_wire.plain import MOST_LEVELS, PlainDataError, plain
 from plaudit_wire.printable import shown
 
@@ -69,8 +69,7 @@ def load_job(path: Path | str) -> RLJob:
     path = Path(path)
     document = Document(_text(path), path)
     _job(document, path)
-    resolved = resolve_paths(document.data, path.resolve().parent)
-    return job_of(document_model(resolved).model_validate(resolved, by_alias=True, by_name=False))
+    return validated_job(resolve_paths(document.data, path.resolve().parent))
 
 
 def examine_job(path: Path | str) -> Examination:
@@ -157,7 +156,7 @@ def examine(written: Mapping[str, Any]) -> Examination:
     broken = [problem.field for problem in problems]
     for _ in range(_ROUNDS):
         try:
-            job = job_of(root.model_validate(data, by_alias=True, by_name=False))
+            job = validated_job(data)
         except ValidationError as error:
             located = [(detail, _location(detail, data)) for detail in error.errors(include_url=False)]
             problems += [problem for problem in _described(located, root) if not is_within(problem.field, broken)]
@@ -242,7 +241,7 @@ def _stand_in(field: FieldInfo | None) -> Any:
 
 def _take_out_nulls(data: dict[str, Any], section: type[BaseModel], way: Location) -> Iterator[Problem]:
     """Remove and report null fields: the API server rejects null for numbers, so a job file rejects it everywhere."""
-    fields = {field.alias or name: field for name, field in section.model_fields.items()}
+    fields = written_fields(section)
     for key in [key for key in data if key in fields]:
         value, here = data[key], (*way, key)
         inner = section_of(fields[key].annotation)

@@ -35,8 +35,8 @@ def secret_value(reference: SecretKey, field: str) -> str:
 
 def reward_secrets(reward: RewardSpec) -> Iterator[tuple[str, SecretKey]]:
     """Yield the Secrets that reward workers read, each with the field that names it."""
-    for index, scorer in enumerate(reward.scorers):
-        yield from _secrets(f"spec.reward.scorers[{index}]", scorer)
+    for field, scorer in reward.by_field.items():
+        yield from _secrets(field, scorer)
 
 
 def transport_secrets(transport: TransportSpec) -> Iterator[tuple[str, SecretKey]]:

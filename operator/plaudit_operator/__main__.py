@@ -14,12 +14,9 @@ from plaudit_operator.runtime.health import ControllerHealthServer, MetricsAcces
 from plaudit_operator.runtime.kube import ApiServer, KubeError
 from plaudit_operator.settings import OperatorSettings, OperatorSettingsError
 from plaudit_operator.status.progress import ProgressReader
-from plaudit_wire.logs import configure_logs
+from plaudit_wire.logs import collect_seldom, configure_logs
 
 _NATIVE_SIDECARS = (1, 29)
-_COLLECT_EVERY = 20_000
-"""Objects. A look at a job makes thousands and leaves no cycles: collections at the default of 700 were a third of the
-operator's CPU."""
 
 
 def main() -> int:
@@ -38,9 +35,8 @@ def main() -> int:
     access = MetricsAccess(kube.review).allows if settings.metrics_authentication else None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: operator.stop.set())
-    gc.collect()
-    gc.freeze()  # what is imported stays
-    gc.set_threshold(_COLLECT_EVERY)
+    gc.collect()  # what the imports left, which would stay
+    collect_seldom()
     server = ControllerHealthServer(settings.port, operator.alive, operator.ready, operator.series.registry, access)
     operator.run()
     server.close()

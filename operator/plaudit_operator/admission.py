@@ -21,14 +21,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from plaudit_job.checks import kubernetes_problems, source_problem
 from plaudit_job.fields import section_of
 from plaudit_job.load import parse_job
 from plaudit_job.problem import JobError, Problem
 from plaudit_job.spec.rljob import RLJob, Spec
-from plaudit_job.spec.section import Mutable
+from plaudit_job.spec.section import Mutable, written_fields
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import annotations_of
 from plaudit_operator.platform import Platform
@@ -376,9 +375,7 @@ def _changes(wanted: Any, current: Any, field: str) -> list[str]:
     return [] if wanted == current or both_empty else [field]
 
 
-@functools.cache
-def _fields(section: type[BaseModel]) -> dict[str, FieldInfo]:
-    return {field.alias or name: field for name, field in section.model_fields.items()}
+_fields = functools.cache(written_fields)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -216,6 +216,12 @@ class HttpClient:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def _send(
         self, method: str, url: str, limit_s: float, max_bytes: int, data: Any, headers: Mapping[str, str] | None

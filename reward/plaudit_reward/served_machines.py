@@ -190,11 +190,8 @@ class ServedProvider:
 
     async def _alone(self, path: str, request: msgspec.Struct, kind: type[Answer], patience_s: float) -> Answer:
         """Send a request in an event loop of a thread's own."""
-        client = HttpClient(max_connections=1, bearer_token=self._token, key_field=TOKEN_VARIABLE)
-        try:
+        async with HttpClient(max_connections=1, bearer_token=self._token, key_field=TOKEN_VARIABLE) as client:
             return await self._ask(client, path, request, kind, patience_s)
-        finally:
-            await client.close()
 
     async def _ask(
         self, client: HttpClient, path: str, request: msgspec.Struct, kind: type[Answer], patience_s: float

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import gc
-from plaudit_workers.process import collect_seldom
+from plaudit_wire.logs import collect_seldom
 collect_seldom()
 searches = []
 gc.callbacks.append(lambda phase, about: searches.append(phase))

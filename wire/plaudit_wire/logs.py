@@ -1,7 +1,7 @@
 """Log a constant message and fields as JSON lines; identify a sample's trace. Every module gets its logger here.
 
-``__main__`` configures the logs once. Fields travel in the records of the standard library's loggers, so that records
-of libraries go to the same place.
+``__main__`` configures the logs once, and how often the process looks for garbage. Fields travel in the records of the
+standard library's loggers, so that records of libraries go to the same place.
 
 The ids of a trace follow from run, group and index alone, so no process has to pass them on. The metrics service sends
 the spans. A service that works on a sample, such as a judge, receives the trace in a W3C ``traceparent`` header and
@@ -10,6 +10,7 @@ adds its own spans below ours.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
@@ -20,6 +21,7 @@ from pathlib import Path
 _DRAWN_BITS = 64
 _CALLER = 3
 """Frames from ``logging`` up to the call of a method of ``Logger``, whose place the record names."""
+_COLLECT_EVERY = 50_000
 
 
 class Logger:
@@ -75,6 +77,17 @@ def configure_logs(log_file: Path | None, *, worker: str, level: int = logging.I
         handler = logging.FileHandler(log_file)
     handler.setFormatter(_JsonLines(worker))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def collect_seldom() -> None:
+    """Look for cycles of garbage after each 50,000 new objects instead of 700, and not in what exists already.
+
+    Samples in work, and a look at a job, are thousands of objects that are no garbage and in no cycle, and each search
+    goes through them: searches took a quarter of a reward worker's CPU time, and a third of the operator's. What is in
+    no cycle is freed at once as before.
+    """
+    gc.freeze()
+    gc.set_threshold(_COLLECT_EVERY)
 
 
 class _JsonLines(logging.Formatter):

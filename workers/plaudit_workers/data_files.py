@@ -281,16 +281,10 @@ def _parquet_rows(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]:
     try:
         # Without pre_buffer a row group, which may be the whole file, is not read at once.
         with pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
-            yield from parquet_rows(path, file, columns.read(file.schema_arrow.names), columns.at_a_time)
+            names = columns.read(file.schema_arrow.names)
+            yield from batch_rows(path, file.iter_batches(columns.at_a_time, columns=names))
     except pyarrow.ArrowException as error:
         raise RowError(path, f"is not a Parquet file ({error})", _WRITE_AGAIN) from error
-
-
-def parquet_rows(
-    path: Path, file: pyarrow.parquet.ParquetFile, columns: list[str], at_a_time: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an open Parquet file; raise ``RowError`` for a value that Python cannot hold."""
-    yield from _batch_rows(path, file.iter_batches(at_a_time, columns=columns))
 
 
 def _arrow_rows(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]:
@@ -313,12 +307,13 @@ def _arrow_rows(path: Path, columns: _Columns) -> Iterator[dict[str, Any]]:
                 for batch in batches
                 for start in range(0, len(batch), columns.at_a_time)
             )
-            yield from _batch_rows(path, parts)
+            yield from batch_rows(path, parts)
     except pyarrow.ArrowException as error:
         raise RowError(path, f"is not an Arrow file ({error})", _WRITE_AGAIN) from error
 
 
-def _batch_rows(path: Path, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[dict[str, Any]]:
+def batch_rows(path: Path, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file's batches; raise ``RowError`` for a value that Python cannot hold."""
     number = 0
     for batch in batches:
         try:

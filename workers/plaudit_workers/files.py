@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from plaudit_wire.errors import RefusedError, causes
 
@@ -192,18 +192,24 @@ def _sweep(folder: Path, pattern: str) -> None:
                 lock.release()
 
 
-def lock_output(file: IO[bytes], path: Path) -> None:
-    """Keep an open output for this process, until it is closed; raise ``RefusedError`` if another one writes it."""
-    if not path.is_file():  # a device, which all share
-        return
+def is_ours(file: IO[Any]) -> bool:
+    """Lock an open file until it is closed; return False if another process holds it.
+
+    The kernel releases the lock when its process ends, however it ends. A volume without locks has none.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise RefusedError(
-            f"{path} belongs to a command that is under way. Wait for it, or name another --output"
-        ) from None
-    except OSError:  # a volume without locks
-        return
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def lock_output(file: IO[bytes], path: Path) -> None:
+    """Keep an open output for this process, until it is closed; raise ``RefusedError`` if another one writes it."""
+    if path.is_file() and not is_ours(file):  # all share a device
+        raise RefusedError(f"{path} belongs to a command that is under way. Wait for it, or name another --output")
 
 
 def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:

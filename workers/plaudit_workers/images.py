@@ -127,12 +127,10 @@ def _content(content: Any) -> Any:
 def _parts(content: Any) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         pieces = re.split(f"({re.escape(PLACEHOLDER)})", str(content))
-        return [{"type": "image"} if piece == PLACEHOLDER else _text_part(piece) for piece in pieces if piece]
+        return [
+            {"type": "image"} if piece == PLACEHOLDER else {"type": "text", "text": piece} for piece in pieces if piece
+        ]
     return content
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
 
 
 def _count(number: int, noun: str) -> str:

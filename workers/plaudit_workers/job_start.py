@@ -89,13 +89,11 @@ async def is_reachable(url: str, path: str) -> bool:
     if not path:
         address = urlsplit(url)
         return await accepts(address.hostname, address.port, _ANSWER_WITHIN_S)
-    client = HttpClient(max_connections=1)
-    try:
-        return (await client.get(f"{url}{path}", _ANSWER_WITHIN_S)).status < 400
-    except (NoResponseError, CallTimeoutError):
-        return False
-    finally:
-        await client.close()
+    async with HttpClient(max_connections=1) as client:
+        try:
+            return (await client.get(f"{url}{path}", _ANSWER_WITHIN_S)).status < 400
+        except (NoResponseError, CallTimeoutError):
+            return False
 
 
 async def accepts(host: str | None, port: int | None, within_s: float) -> bool:

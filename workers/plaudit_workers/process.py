@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import gc
 import os
 import secrets
 import signal
@@ -24,13 +22,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from plaudit_wire.errors import JobFailedError, RefusedError, StoppedError
 from plaudit_wire.logs import configure_logs, get_logger
 from plaudit_wire.redis import PasswordFileError, RedisAddress
+from plaudit_workers.files import is_ours
 
 EXIT_DONE = 0
 EXIT_CRASHED = 1
@@ -44,7 +43,6 @@ _REQUEST_TIMEOUT_S = 5.0
 _REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 _LOOK_EVERY_S = 0.2
 T = TypeVar("T")
-_COLLECT_EVERY = 50_000
 
 
 @dataclass(frozen=True)
@@ -180,16 +178,6 @@ async def serve_until_signal(serve: Serve, settings: ProcessSettings) -> Process
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return await serve_guarded(serve, settings, stop)
-
-
-def collect_seldom() -> None:
-    """Look for cycles of garbage after each 50,000 new objects instead of 700, and not in what exists already.
-
-    With thousands of samples in work, each search goes through their objects, which are no garbage: it took a quarter
-    of a reward worker's CPU time. What is in no cycle is freed at once as before.
-    """
-    gc.freeze()
-    gc.set_threshold(_COLLECT_EVERY)
 
 
 class HealthServer:
@@ -363,14 +351,7 @@ async def alone_on_gpu(run: str, environment: Mapping[str, str] = os.environ) ->
     with ExitStack() as stack:
         for device in sorted(devices):  # all processes in the same order
             path = Path(tempfile.gettempdir(), f"plaudit-{run}-gpu-{device}.lock")
-            await _wait_for_lock(stack.enter_context(path.open("wb")))  # noqa: ASYNC230
+            lock = stack.enter_context(path.open("wb"))  # noqa: ASYNC230
+            while not is_ours(lock):  # noqa: ASYNC110 - another process holds it
+                await asyncio.sleep(_LOOK_EVERY_S)
         yield
-
-
-async def _wait_for_lock(file: IO[bytes]) -> None:
-    """Return once this process has the lock, which ends with it."""
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await asyncio.sleep(_LOOK_EVERY_S)

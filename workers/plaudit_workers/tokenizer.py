@@ -131,9 +131,13 @@ class ChatTemplate:
         self._arguments = dict(arguments or {})
 
     @classmethod
-    def of_model(cls, model: ModelSpec, tools: Sequence[dict[str, Any]]) -> ChatTemplate:
-        """Load the template of a job's model: trainer and rollouts render with the same arguments."""
-        return cls(load_tokenizer(model), tools, model.chat_template_arguments)
+    def of_model(cls, model: ModelSpec, tools: Sequence[dict[str, Any]], *, only_here: bool = False) -> ChatTemplate:
+        """Load the template of a job's model: trainer and rollouts render with the same arguments.
+
+        Args:
+            only_here: download nothing.
+        """
+        return cls(load_tokenizer(model, only_here=only_here), tools, model.chat_template_arguments)
 
     def for_row(self, extra_info: dict[str, Any]) -> ChatTemplate:
         """Return the template with those tools alone that a row names in verl's ``tool_selection``; else this one.
@@ -150,10 +154,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str:
         """Return messages as text, with ``generate`` up to the policy's next turn. Raise ``TemplateError``."""
-        text = self.tokenizer.apply_chat_template(
-            list(messages), tools=self.tools or None, tokenize=False, add_generation_prompt=generate, **self._arguments
-        )
-        return str(text)
+        return self._rendered(messages, add_generation_prompt=generate)
 
     def prompt(self, messages: Sequence[dict[str, Any]]) -> str:
         """Return messages as the text that the policy continues; a last message of the assistant is left open.
@@ -163,13 +164,11 @@ class ChatTemplate:
         last = messages[-1]
         if last["role"] != "assistant" or last.get("tool_calls"):
             return self.render(messages, generate=True)
+        return self._rendered(messages, add_generation_prompt=False, continue_final_message=True)
+
+    def _rendered(self, messages: Sequence[dict[str, Any]], **options: bool) -> str:
         text = self.tokenizer.apply_chat_template(
-            list(messages),
-            tools=self.tools or None,
-            tokenize=False,
-            add_generation_prompt=False,
-            continue_final_message=True,
-            **self._arguments,
+            list(messages), tools=self.tools or None, tokenize=False, **options, **self._arguments
         )
         return str(text)
 

@@ -22,7 +22,6 @@ from plaudit_job.rules.training import (
     loss_problems,
     model_turn_problems,
     trainer_memory_problems,
-    truncation_problems,
     turn_advantage_problems,
 )
 from plaudit_job.spec.rljob import Spec
@@ -354,9 +353,8 @@ def _verifiers(spec: Spec) -> Iterator[Problem]:
                 "Set rollout.agent: {kind: tools, tools: [{sandbox: bash}]}, or choose another kind",
                 also=("spec.rollout.agent.tools",),
             )
-        for name in ("train", "validation") if spec.trains else ():
-            section = getattr(spec.data, name)
-            if section is not None and section.path and not section.tasks:
+        for name, section in spec.data.sections.items() if spec.trains else ():
+            if section.path and not section.tasks:
                 yield Problem(
                     field,
                     f"is verifier, but the rows of data.{name}.path have no tests",
@@ -605,7 +603,6 @@ _TRAINING: tuple[FieldRule, ...] = (
     _sections_together,
     _algorithm,
     loss_problems,
-    truncation_problems,
     turn_advantage_problems,
     _sampling,
     _agent,

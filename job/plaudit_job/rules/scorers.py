@@ -11,6 +11,7 @@ from plaudit_job.rules.answers import answer_schema, json_path, score_path, scor
 from plaudit_job.rules.arguments import RULE_ARGUMENTS, read_arguments
 from plaudit_job.spec.rewards import KINDS, JudgeSpec, ScorerSpec, ServiceSpec, kinds_with
 from plaudit_job.spec.rljob import Spec
+from plaudit_job.spec.section import differs
 from plaudit_wire.errors import ConfigurationError
 
 _OWN_MEMBERS = ("model", "messages", "stream", "n")
@@ -51,7 +52,7 @@ def _name(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator
 
 def _kind(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     section = KINDS[scorer.kind].section
-    if section and not _is_given(scorer, section):
+    if section and not differs(scorer, section):
         yield Problem(
             f"{field}.{section}",
             f"is missing; kind {scorer.kind} requires it",
@@ -59,7 +60,7 @@ def _kind(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
         )
     for name in dict.fromkeys(name for traits in KINDS.values() for name in traits.fields):
         kinds = kinds_with(name)
-        if scorer.kind not in kinds and _is_given(scorer, name):
+        if scorer.kind not in kinds and differs(scorer, name):
             yield Problem(
                 f"{field}.{name}",
                 f"applies to kind {' or '.join(kinds)} only, but this scorer has kind {scorer.kind}",
@@ -75,14 +76,6 @@ def _kind(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
         except ConfigurationError as error:
             remedy = "The arguments of each rule are in docs/rewards/rules.md"
             yield Problem(f"{field}.ruleArguments", str(error), remedy, also=(f"{field}.rule",))
-
-
-def _is_given(scorer: ScorerSpec, written: str) -> bool:
-    """Return True where the field differs from its default."""
-    for name, described in type(scorer).model_fields.items():
-        if described.alias == written:
-            return bool(getattr(scorer, name) != described.default)
-    raise KeyError(written)
 
 
 def _when(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator[Problem]:

@@ -16,8 +16,8 @@ _PER_POD = "tensorParallelSize × pipelineParallelSize ÷ podsPerReplica"
 
 
 def loss_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield settings of the loss that contradict each other."""
-    loss = spec.algorithm.loss
+    """Yield settings of the loss, and of what it leaves out, that contradict each other."""
+    algorithm, loss = spec.algorithm, spec.algorithm.loss
     return refusals(
         (
             loss.kind == "python" and not (loss.path and loss.function),
@@ -44,6 +44,13 @@ def loss_problems(spec: Spec) -> Iterator[Problem]:
             "spec.algorithm.loss.clipRatioC",
             f"{loss.clip_ratio_c:g} would bound tokens whose probability did not change",
             "Give more than 1, such as 3, or 0 for no bound",
+        ),
+        (
+            algorithm.mask_truncated and algorithm.filter_truncated,
+            "spec.algorithm.filterTruncated",
+            "and maskTruncated are both set",
+            "Remove one: maskTruncated keeps a cut sample's score in its group's advantages, filterTruncated does not",
+            "spec.algorithm.maskTruncated",
         ),
     )
 
@@ -99,9 +106,7 @@ def data_problems(spec: Spec) -> Iterator[Problem]:
     """Yield data that is named not at all, or in two ways."""
     if "data" not in spec.model_fields_set:
         return
-    for name, section in (("train", spec.data.train), ("validation", spec.data.validation)):
-        if section is None:
-            continue
+    for name, section in spec.data.sections.items():
         forms = ("path", "mixture", "tasks", "split") if name == "train" else ("path", "tasks", "split")
         given = [form for form in forms if getattr(section, form)]
         remedy = f"Give one of {', '.join(forms[:-1])} and {forms[-1]}"
@@ -121,20 +126,6 @@ def data_problems(spec: Spec) -> Iterator[Problem]:
                 "Set rollout.agent: {kind: environment, url: …}, or give path",
                 also=("spec.rollout.agent.kind",),
             )
-
-
-def truncation_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield two answers to what becomes of samples that ended at a limit."""
-    algorithm = spec.algorithm
-    return refusals(
-        (
-            algorithm.mask_truncated and algorithm.filter_truncated,
-            "spec.algorithm.filterTruncated",
-            "and maskTruncated are both set",
-            "Remove one: maskTruncated keeps a cut sample's score in its group's advantages, filterTruncated does not",
-            "spec.algorithm.maskTruncated",
-        ),
-    )
 
 
 def image_problems(spec: Spec) -> Iterator[Problem]:
@@ -202,11 +193,11 @@ def trainer_memory_problems(spec: Spec) -> Iterator[Problem]:
 
 def model_turn_problems(spec: Spec) -> Iterator[Problem]:
     """Yield what contradicts served models that sleep."""
-    for index, scorer in enumerate(spec.reward.scorers):
+    for field, scorer in spec.reward.by_field.items():
         model = scorer.served
         if model is None or not model.sleep_during_updates:
             continue
-        section = f"spec.reward.scorers[{index}].{scorer.served_field}"
+        section = f"{field}.{scorer.served_field}"
         if not spec.trains:
             yield Problem(
                 f"{section}.sleepDuringUpdates",
@@ -226,8 +217,7 @@ def model_turn_problems(spec: Spec) -> Iterator[Problem]:
 def group_problems(spec: Spec) -> Iterator[Problem]:
     """Yield contradictions between rollout groups, and GPUs that the pods of a replica cannot share evenly."""
     rollout, names = spec.rollout, [group.name for group in spec.rollout.groups]
-    for index, (name, each) in enumerate(rollout.by_group.items()):
-        section = f"spec.rollout.groups[{index}]" if name else "spec.rollout"
+    for section, each in rollout.by_section.items():
         if each.engine.gpus % each.pods_per_replica:
             yield Problem(
                 f"{section}.podsPerReplica",
@@ -256,8 +246,7 @@ def gpu_problems(spec: Spec) -> Iterator[Problem]:
     trainer = spec.trainer
     ranks = min(trainer.ranks, trainer.ranks_per_pod)
     yield from _gpu_mismatch("spec.trainer", trainer.pod, ranks, "ranks of a pod", "spec.trainer.ranksPerPod")
-    for index, rollout in enumerate(spec.rollout.by_group.values()):
-        section = f"spec.rollout.groups[{index}]" if spec.rollout.groups else "spec.rollout"
+    for section, rollout in spec.rollout.by_section.items():
         source = "tensorParallelSize" if rollout.gpus_per_pod == rollout.engine.tensor_parallel_size else _PER_POD
         yield from _gpu_mismatch(
             section, rollout.pod, rollout.gpus_per_pod, source, "spec.rollout.engine.tensorParallelSize"

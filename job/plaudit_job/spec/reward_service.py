@@ -53,15 +53,13 @@ class RewardService(Section):
         return RLJob(api_version=self.api_version, kind="RLJob", metadata=self.metadata, spec=Spec(**sections))
 
 
-JobDocument = RLJob | RewardService
-
-
 def document_model(written: object) -> type[RLJob] | type[RewardService]:
     """Return the model of a written document, by its ``kind``; that of an RLJob unless it is a RewardService."""
     is_service = isinstance(written, dict) and written.get("kind") == KIND
     return RewardService if is_service else RLJob
 
 
-def job_of(document: JobDocument) -> RLJob:
-    """Return the job of a document."""
+def validated_job(written: object) -> RLJob:
+    """Validate a document with the names of the YAML form, and return its job."""
+    document = document_model(written).model_validate(written, by_alias=True, by_name=False)
     return document.as_job() if isinstance(document, RewardService) else document

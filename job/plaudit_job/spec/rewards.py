@@ -493,6 +493,11 @@ class RewardSpec(Section):
     """Their network access."""
 
     @property
+    def by_field(self) -> dict[str, ScorerSpec]:
+        """Return the scorers by the fields of the job that describe them: ``spec.reward.scorers[0]``."""
+        return {f"spec.reward.scorers[{index}]": scorer for index, scorer in enumerate(self.scorers)}
+
+    @property
     def model_scorers(self) -> list[ScorerSpec]:
         """Return the scorers whose models the job serves."""
         return [scorer for scorer in self.scorers if scorer.served is not None]

@@ -233,7 +233,14 @@ class RolloutSpec(Section):
     @property
     def by_group(self) -> dict[str, RolloutSpec]:
         """Return what applies to each group, by its name; without groups one entry with an empty name."""
-        return {group.name: _of_group(self, group) for group in self.groups} or {"": self}
+        names = [group.name for group in self.groups] or [""]
+        return dict(zip(names, self.by_section.values(), strict=True))
+
+    @property
+    def by_section(self) -> dict[str, RolloutSpec]:
+        """Return the same by the section of the job that describes it: ``spec.rollout.groups[0]``."""
+        groups = {f"spec.rollout.groups[{n}]": _of_group(self, group) for n, group in enumerate(self.groups)}
+        return groups or {"spec.rollout": self}
 
     @property
     def pods(self) -> int:
@@ -422,3 +429,8 @@ class DataSpec(Section):
     this column are refused."""
     validation: ValidationDataSpec | None = None
     """The validation data. Default: none."""
+
+    @property
+    def sections(self) -> dict[str, TrainDataSpec | ValidationDataSpec]:
+        """Return ``train`` and, where it is given, ``validation``."""
+        return {"train": self.train} | ({} if self.validation is None else {"validation": self.validation})

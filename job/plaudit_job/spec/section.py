@@ -98,6 +98,20 @@ class KeyOf:
         raise PydanticKnownError("literal_error", {"expected": f"{', '.join(others)} or {last}"})
 
 
+def written_fields(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a section by their names in YAML."""
+    return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
+def differs(section: Section, written: str) -> bool:
+    """Return True where a field, named as in YAML (``reward.networkPolicy``), differs from its default."""
+    first, _, rest = written.partition(".")
+    fields = type(section).model_fields.items()
+    name, field = next((name, field) for name, field in fields if first == (field.alias or name))
+    value = getattr(section, name)
+    return differs(value, rest) if rest else bool(value != field.get_default(call_default_factory=True))
+
+
 def choices(field: FieldInfo) -> list[Any]:
     """Return the values that a field can have, where they are listed; else an empty list."""
     if get_origin(field.annotation) is Literal:

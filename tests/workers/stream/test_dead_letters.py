@@ -44,7 +44,6 @@ async def test_a_dead_letter_names_its_entry(buried: tuple[DeadLetters, Letter],
     assert (letter.reason, letter.deliveries, letter.consumer) == (REASON, 1, "reward-0")
     assert 0 <= letter.age_s < 100
     assert await letters.payload(letter) == make.body(make.prompt(), 0).sample
-    assert await letters.find("0-1") is None
 
 
 async def test_a_retried_sample_is_scored_and_its_group_trained(

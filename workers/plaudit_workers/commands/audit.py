@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import html
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from plaudit_workers.commands.audited import (
     auditor_rows,
     disagreement_line,
     interval,
+    interval_or_dash,
 )
 from plaudit_workers.commands.samples import sample_files, samples_path
 from plaudit_workers.process import EXIT_DONE
@@ -253,11 +255,7 @@ def _window(samples: _Samples) -> Window:
 
 
 def _counts(samples: _Samples) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for found in samples.exploits:
-        for name in found:
-            counts[name] = counts.get(name, 0) + 1
-    return counts
+    return dict(Counter(name for found in samples.exploits for name in found))
 
 
 def _findings(of: Audit) -> Iterator[str]:
@@ -342,9 +340,9 @@ def _rows(of: Audit) -> Iterator[tuple[str, str, str]]:
     yield "without a score", f"{early.without_score:.1%}", f"{late.without_score:.1%}"
     for name in sorted({*of.exploits, *of.exploits_early}):
         yield f"known exploit: {name}", str(of.exploits_early.get(name, 0)), str(of.exploits.get(name, 0))
-    yield "score and length, within groups", "", interval(of.length) if of.length else "-"
-    yield "score and repetition, within groups", "", interval(of.repetition) if of.repetition else "-"
-    yield "score and format, within groups", "", interval(of.format) if of.format else "-"
+    yield "score and length, within groups", "", interval_or_dash(of.length)
+    yield "score and repetition, within groups", "", interval_or_dash(of.repetition)
+    yield "score and format, within groups", "", interval_or_dash(of.format)
     yield "groups of the highest score / of one lower", "", f"{of.groups.saturated:.0%} / {of.groups.dead:.0%}"
     for name, share in of.variance_shares.items():
         yield f"variance by scorer {name}", "", f"{share:.0%}"

@@ -25,11 +25,13 @@ from plaudit_workers.commands.sizing import (
     MemoryItem,
     cache_tokens,
     fit_problems,
+    frozen_bytes,
     host_parts,
     kept_bytes,
     longest_sample,
     rollout_parts,
     row_tokens,
+    trained_parameters,
     trainer_parts,
 )
 from plaudit_workers.launch.checks import hub_cache
@@ -129,7 +131,7 @@ def as_json(spec: Spec, shape: ModelShape, device: Device, response_tokens: int)
         "rollout_gpu_bytes": _by_name(rollout_parts(spec, shape)),
         "kv_cache_tokens": int(cache_tokens(spec, shape, device.memory_bytes)),
         "trainer_host_bytes": _by_name(host_parts(spec, shape)),
-        "step_s": {"generation": times.generation, "update": times.update, "publication": times.publication},
+        "step_s": times.phases,
         "bottleneck": times.bottleneck,
     }
 
@@ -155,7 +157,7 @@ def _lines(spec: Spec, shape: ModelShape, device: Device, response_tokens: int) 
     yield from _table("host of the trainer's first pod (not at once)", host_parts(spec, shape), None)
     times = step_times(spec, shape, device, response_tokens)
     yield f"step with responses of {response_tokens:,} tokens, without rewards: {times.step:.0f} s"
-    phases = f"generation {times.generation:.0f}, update {times.update:.0f}, publication {times.publication:.0f}"
+    phases = ", ".join(f"{name} {seconds:.0f}" for name, seconds in times.phases.items())
     yield f"  {phases} ({'side by side' if times.overlapped else 'one after the other'}); longest: {times.bottleneck}"
 
 
@@ -187,18 +189,21 @@ class StepTimes:
         return max(self.generation, others) if self.overlapped else self.generation + others
 
     @property
+    def phases(self) -> dict[str, float]:
+        """Return the seconds of each phase by its name."""
+        return {"generation": self.generation, "update": self.update, "publication": self.publication}
+
+    @property
     def bottleneck(self) -> str:
         """Return the name of the longest phase."""
-        phases = {"generation": self.generation, "update": self.update, "publication": self.publication}
-        return max(phases, key=lambda name: phases[name])
+        return max(self.phases, key=self.phases.__getitem__)
 
 
 def step_times(spec: Spec, shape: ModelShape, device: Device, response_tokens: int) -> StepTimes:
     """Estimate a step of a job that fits, from the mean length of a response."""
-    lora = spec.trainer.lora
     peak = _peak(device, FORWARD_BYTES[spec.model.dtype])
     passes_s = update_flops(spec, shape, response_tokens) / (spec.trainer.ranks * peak * TRAINING_SHARE)
-    published = (shape.adapter_parameters(lora.rank) if lora else shape.parameters) * DTYPE_BYTES[spec.model.dtype]
+    published = trained_parameters(spec, shape) * DTYPE_BYTES[spec.model.dtype]
     passes = 1 if spec.trainer.weights.transfer == "direct" else 2
     return StepTimes(
         generation=_generation_s(spec, shape, device, response_tokens),
@@ -220,9 +225,8 @@ def _offload_s(spec: Spec, shape: ModelShape, response_tokens: int) -> float:
     micro_batches = max(algorithm.updates_per_step, tokens / row_tokens(spec))
     seconds = 0.0
     if trainer.cpu_offload:
-        trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
-        frozen = shape.parameters * FORWARD_BYTES[spec.model.dtype] if trainer.lora else 0
-        copied = (3 * 4 * trained + 2 * frozen) / trainer.shards
+        trained = trained_parameters(spec, shape)
+        copied = (3 * 4 * trained + 2 * frozen_bytes(spec, shape)) / trainer.shards
         seconds += micro_batches * copied / PCIE_BYTES_PER_S
         seconds += algorithm.updates_per_step * 7 * 4 * trained / trainer.shards / HOST_ADAMW_BYTES_PER_S
     if trainer.activation_offload:

@@ -111,7 +111,8 @@ async def _play(job: RLJob, arguments: argparse.Namespace) -> int:
         opened_s = time.monotonic() - began_s
         template = _template_of(job, agent)
         path = Path(arguments.data or data_paths(job.spec.data.train)[0])
-        prompts = _prompts(job, [*_numbered(rows, path)], template, arguments.samples)
+        numbered = [NumberedRow(path, number, row.data, None) for number, row in enumerate(rows, 1)]
+        prompts = _prompts(job, numbered, template, arguments.samples)
         shared = await _shared_policy(job, template, arguments, stack)
         policies = [shared or await _scripted(turns[place], template) for place in range(len(rows))]
         context = BuildContext(
@@ -190,10 +191,6 @@ def _template_of(job: RLJob, agent: Agent) -> ChatTemplate:
     from plaudit_workers.tokenizer import ChatTemplate
 
     return agent.template if isinstance(agent, ToolAgent) else ChatTemplate.of_model(job.spec.model, [])
-
-
-def _numbered(rows: Sequence[TriedRow], path: Path) -> Iterator[NumberedRow]:
-    return (NumberedRow(path, number, row.data, None) for number, row in enumerate(rows, 1))
 
 
 def _prompts(job: RLJob, rows: Sequence[NumberedRow], template: ChatTemplate, samples: int) -> list[Prompt]:

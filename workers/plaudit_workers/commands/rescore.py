@@ -30,6 +30,7 @@ from plaudit_metrics.sources.sample_schema import COLUMNS, FOLDER, REAL, SCORER_
 from plaudit_metrics.statistics.audits import AuditedGroup, AuditFigures, audit_figures, rank_correlation
 from plaudit_metrics.statistics.columns import FailureCounts
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.logs import collect_seldom
 from plaudit_wire.printable import print_text
 from plaudit_wire.records import Failure, ScoringRecord
 from plaudit_workers.commands.audited import interval_or_dash
@@ -47,7 +48,7 @@ from plaudit_workers.commands.score import OfflineProgress
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.files import refuse_inputs, whole_file
 from plaudit_workers.launch.preflight import RunLock
-from plaudit_workers.process import EXIT_DONE, collect_seldom
+from plaudit_workers.process import EXIT_DONE
 
 _RESPONSE_CHARACTERS = 200
 _SHOWN_CHARACTERS = 60

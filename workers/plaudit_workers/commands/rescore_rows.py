@@ -30,7 +30,7 @@ from plaudit_wire.plain import plain
 from plaudit_wire.records import Outcome, Sample, ScorerRecord, ScoringRecord
 from plaudit_workers.commands.score import scored_in_order
 from plaudit_workers.commands.submit import url_error
-from plaudit_workers.data_files import parquet_rows
+from plaudit_workers.data_files import batch_rows
 from plaudit_workers.files import lock_output
 from plaudit_workers.process import model_servers
 from plaudit_workers.service.build import BuildContext, build_pipeline, scoring_version
@@ -88,7 +88,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
                     f"{file} does not hold stored samples: it lacks the columns {', '.join(sorted(missing))}"
                 )
             added = [name for name in LATER_SCORER_INPUT if name in opened.schema_arrow.names]
-            yield from parquet_rows(file, opened, SCORER_INPUT + added, _ROWS_AT_A_TIME)
+            yield from batch_rows(file, opened.iter_batches(_ROWS_AT_A_TIME, columns=SCORER_INPUT + added))
     except (pyarrow.ArrowException, OSError) as error:
         raise RefusedError(f"{file} cannot be read: {error}. Give the samples folder of a run") from error
 

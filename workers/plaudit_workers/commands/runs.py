@@ -162,11 +162,9 @@ class DeadLetters:
 
     async def list(self) -> list[Letter]:
         """Return all, oldest first."""
-        return await _letters(self._transport, "-", "+")
-
-    async def find(self, letter: str) -> Letter | None:
-        """Return one by its id, or None."""
-        return next(iter(await _letters(self._transport, letter, letter)), None)
+        entries: Any = await self._transport.commands.xrange(self._transport.names.dead)
+        now_s = await self._transport.now()
+        return [_letter(entry.decode(), fields, now_s) for entry, fields in entries]
 
     async def payload(self, letter: Letter) -> Prompt | Sample | str | None:
         """Return the entry's payload; the reason as text if it cannot be read; None for groups, which have none."""
@@ -189,12 +187,6 @@ class DeadLetters:
     async def drop(self, letter: Letter) -> bool:
         """Delete a letter; its sample stays ``poison``. Return False if there is no such letter."""
         return bool(await self._transport.commands.xdel(self._transport.names.dead, letter.id))
-
-
-async def _letters(transport: Transport, first: str, last: str) -> list[Letter]:
-    entries: Any = await transport.commands.xrange(transport.names.dead, first, last)
-    now_s = await transport.now()
-    return [_letter(entry.decode(), fields, now_s) for entry, fields in entries]
 
 
 _ROLES: dict[str, str] = {"prompts": "rollout", "samples": "reward", "groups": "reward"}

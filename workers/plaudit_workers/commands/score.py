@@ -26,13 +26,14 @@ from plaudit_metrics.statistics.columns import NO_SCORER, FailureCounts
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.rules.scorer import rule_of
 from plaudit_wire.errors import RefusedError
+from plaudit_wire.logs import collect_seldom
 from plaudit_wire.printable import print_text
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
 from plaudit_workers.commands.trial import show_logs
 from plaudit_workers.data_files import whole_line
 from plaudit_workers.files import lock_output, refuse_inputs
 from plaudit_workers.job_start import has_group_scorers
-from plaudit_workers.process import EXIT_DONE, collect_seldom, in_daemon_thread
+from plaudit_workers.process import EXIT_DONE, in_daemon_thread
 from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.lines import (
     EXPECTED,

@@ -255,15 +255,25 @@ def resident_bytes(spec: Spec, shape: ModelShape) -> float:
 
 def _states(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     """Return the parts of one rank's memory that live as long as the rank."""
-    trainer, algorithm = spec.trainer, spec.algorithm
-    trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
-    frozen = shape.parameters * FORWARD_BYTES[spec.model.dtype] if trainer.lora else 0
+    trainer, algorithm, trained = spec.trainer, spec.algorithm, trained_parameters(spec, shape)
     copies = int(algorithm.loss.correction != "none" and algorithm.updates_per_step > 1)
     copies += int(bool(algorithm.loss.kl_coefficient) and trainer.lora is None)
+    weights = _ADAMW_BYTES * trained + frozen_bytes(spec, shape)
     return [
-        MemoryItem("weights, gradients, optimizer", (_ADAMW_BYTES * trained + frozen) / trainer.shards),
+        MemoryItem("weights, gradients, optimizer", weights / trainer.shards),
         MemoryItem("proximal and reference weights", copies * _FLOAT_BYTES * trained / trainer.shards),
     ]
+
+
+def trained_parameters(spec: Spec, shape: ModelShape) -> int:
+    """Return the parameters that updates change, and that are published."""
+    lora = spec.trainer.lora
+    return shape.adapter_parameters(lora.rank) if lora else shape.parameters
+
+
+def frozen_bytes(spec: Spec, shape: ModelShape) -> int:
+    """Return the bytes of the model beside adapters; 0 where all of it is trained."""
+    return shape.parameters * FORWARD_BYTES[spec.model.dtype] if spec.trainer.lora else 0
 
 
 def activation_bytes(spec: Spec, shape: ModelShape) -> float:
@@ -341,8 +351,7 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     tensor a second time. A checkpoint is a copy of the ranks' rows of weights and averages. What ``cpuOffload`` and
     ``activationOffload`` move comes on top; torch rounds pinned blocks up to powers of two.
     """
-    trainer = spec.trainer
-    trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
+    trainer, trained = spec.trainer, trained_parameters(spec, shape)
     ranks_here = min(trainer.ranks, trainer.ranks_per_pod)
     by_rows = (trainer.ranks > 1 or trainer.lora is not None) and not spec.model.trust_remote_code
     largest = max(shape.vocabulary * shape.hidden, 2 * 2 * shape.experts * shape.intermediate * shape.hidden)

@@ -173,15 +173,13 @@ class _Output:
         return f"submit-{_digest(' '.join([*self._digests, os.path.realpath(self._path)]).encode())}"
 
     def __enter__(self) -> _Output:
-        if self._path is None:
-            self.progress = OfflineProgress(len(self._samples))
-            return self
-        try:
-            lock_output(self._file, self._path)
-            self.written = self._complete_lines()
-        except BaseException:
-            self._file.close()
-            raise
+        if self._path is not None:
+            try:
+                lock_output(self._file, self._path)
+                self.written = self._complete_lines()
+            except BaseException:
+                self._file.close()
+                raise
         self.progress = OfflineProgress(len(self._samples) - self.written)
         return self
 

@@ -64,10 +64,7 @@ class TaskCheck:
 
 def check_tasks(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    try:
-        tasks = [task for folder in arguments.folders for task in read_tasks(folder)]
-    except TaskError as error:
-        raise RefusedError(str(error)) from error
+    tasks = _tasks(arguments.folders)
     choice = MachineChoice(image=arguments.image, registry=arguments.registry, network=arguments.network)
     provider = PROVIDERS[arguments.provider](choice)
     provider.require()
@@ -79,6 +76,13 @@ def check_tasks(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(checks)))
     return EXIT_FAILED if any(check.problems for check in checks) else EXIT_DONE
+
+
+def _tasks(folders: Sequence[Path]) -> list[Task]:
+    try:
+        return [task for folder in folders for task in read_tasks(folder)]
+    except TaskError as error:
+        raise RefusedError(str(error)) from error
 
 
 async def _check_all(tasks: Sequence[Task], provider: Provider, concurrent: int) -> list[TaskCheck]:
@@ -182,10 +186,7 @@ def _number(value: float | None) -> str:
 
 def images_of(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    try:
-        tasks = [task for folder in arguments.folders for task in read_tasks(folder)]
-    except TaskError as error:
-        raise RefusedError(str(error)) from error
+    tasks = _tasks(arguments.folders)
     registry = arguments.push.rstrip("/") or _LOCAL
     problems: dict[str, str] = {}
     to_build = {image: (folder, task) for task in tasks for image, folder in task.images_to_build(registry).items()}
@@ -195,15 +196,13 @@ def images_of(arguments: argparse.Namespace) -> int:
             limit_s = task.config.environment.build_timeout_sec
             if problem := _built(build, image, folder, limit_s, push=bool(arguments.push)):
                 problems[image] = problem
-    images = [(task, image) for task in tasks for image in dict.fromkeys([task.image(registry), *_own(task, registry)])]
-    found = [{"task": task.name, "image": image, "problem": problems.get(image, "")} for task, image in images]
+    found = [
+        {"task": task.name, "image": image, "problem": problems.get(image, "")}
+        for task in tasks
+        for image in dict.fromkeys([task.image(registry), task.tests_image(registry) or task.image(registry)])
+    ]
     print(json.dumps(found) if arguments.json else "\n".join(_image_lines(found)))
     return EXIT_FAILED if problems else EXIT_DONE
-
-
-def _own(task: Task, registry: str) -> list[str]:
-    """Return the image of a task's separate tests, if they have one."""
-    return [image] if (image := task.tests_image(registry)) else []
 
 
 def _builder() -> ContainerEngine:

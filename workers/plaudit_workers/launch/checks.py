@@ -48,7 +48,7 @@ def _model(job: RLJob) -> Iterator[Problem]:
     yield from _source("spec.model.source", model.source, ("config.json",), [path for path in data if path])
     folder = Path(model.source)
     if (folder / "config.json").is_file() and any(e.engine.kind == "vllm" for e in job.spec.rollout.by_group.values()):
-        yield from _weights("spec.model.source", folder)
+        yield from _weights(folder)
     if model.tokenizer:
         yield from _source("spec.model.tokenizer", model.tokenizer, ())
     tokenizer = model.tokenizer or model.source
@@ -83,9 +83,10 @@ def _source(field: str, source: str, needed: tuple[str, ...], beside: Sequence[s
             yield Problem(field, f"{source} has no {name}", "Name a folder written by save_pretrained")
 
 
-def _weights(field: str, folder: Path) -> Iterator[Problem]:
+def _weights(folder: Path) -> Iterator[Problem]:
     """Yield that a folder with a configuration has no weights, or their places in Git LFS."""
     files = [file for pattern in _WEIGHT_FILES for file in sorted(folder.glob(pattern))]
+    field = "spec.model.source"
     if not files:
         yield Problem(
             field,
@@ -136,8 +137,8 @@ def _tasks(job: RLJob) -> Iterator[Problem]:
     from plaudit_reward.machines import task_problem  # most jobs have no machines
     from plaudit_reward.providers import provider_of
 
-    for name, section in (("train", job.spec.data.train), ("validation", job.spec.data.validation)):
-        if section is not None and section.tasks:
+    for name, section in job.spec.data.sections.items():
+        if section.tasks:
             with suppress(TaskError):  # which the rows report
                 provider = provider_of(job.spec.sandboxes, Path())
                 problems = (task_problem(provider, task) for task in read_tasks(Path(section.tasks)))
@@ -146,8 +147,7 @@ def _tasks(job: RLJob) -> Iterator[Problem]:
 
 
 def _scorers(job: RLJob) -> Iterator[Problem]:
-    for index, scorer in enumerate(job.spec.reward.scorers):
-        field = f"spec.reward.scorers[{index}]"
+    for field, scorer in job.spec.reward.by_field.items():
         if scorer.python:
             yield from _function(f"{field}.python", scorer.python.path, scorer.python.function)
         if scorer.judge:
@@ -311,9 +311,9 @@ def _servers(job: RLJob) -> Iterator[tuple[str, str]]:
         yield "spec.rollout.agent.url", agent.url
         for index, tool in enumerate(agent.tools):
             yield f"spec.rollout.agent.tools[{index}].mcp.url", tool.mcp.url if tool.mcp else ""
-    for index, scorer in enumerate(job.spec.reward.scorers):
+    for field, scorer in job.spec.reward.by_field.items():
         name = "judge.baseUrl" if scorer.judge else "http.url" if scorer.http else "service.url"
-        yield f"spec.reward.scorers[{index}].{name}", scorer.url
+        yield f"{field}.{name}", scorer.url
 
 
 def _unreachable(server: tuple[str, str]) -> Problem | None:

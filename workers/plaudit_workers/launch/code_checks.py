@@ -28,7 +28,7 @@ from plaudit_job.secrets import reward_secrets, secret_value, transport_secrets
 from plaudit_job.spec.algorithm import LossSpec
 from plaudit_job.spec.pod import PodSpec, ResourcesSpec
 from plaudit_job.spec.rljob import RLJob
-from plaudit_job.spec.section import Section
+from plaudit_job.spec.section import differs
 from plaudit_reward.functions.check import IMPORTED_WITHIN_S, check
 from plaudit_reward.functions.forms import ENVIRONMENTS
 from plaudit_reward.functions.result import Target
@@ -135,11 +135,10 @@ def lacking_gpus(job: RLJob) -> Iterator[Problem]:
     if not job.spec.trains or Path("/dev/kfd").exists():  # AMD's driver has no file for each GPU
         return
     here = _gpus_here()
-    for name, rollout in job.spec.rollout.by_group.items():
+    for section, rollout in job.spec.rollout.by_section.items():
         engine = rollout.engine
         if engine.gpus < 2 or engine.gpus <= here or not rollout.pod.uses_gpus():
             continue
-        section = f"spec.rollout.groups[{list(job.spec.rollout.by_group).index(name)}]" if name else "spec.rollout"
         parallel = "tensorParallelSize" if engine.tensor_parallel_size > 1 else "pipelineParallelSize"
         yield Problem(
             f"{section}.engine.{parallel}",
@@ -213,11 +212,9 @@ def _engine_arguments(job: RLJob) -> Iterator[Problem]:
     """Compare the names of an engine's arguments with those that vLLM has here."""
     if not job.spec.trains:
         return
-    names = list(job.spec.rollout.by_group)
-    engines = {name: rollout.engine for name, rollout in job.spec.rollout.by_group.items()}
+    engines = {section: rollout.engine for section, rollout in job.spec.rollout.by_section.items()}
     known = _vllm_arguments() if any(each.kind == "vllm" and each.arguments for each in engines.values()) else []
-    for group, engine in engines.items():
-        section = f"spec.rollout.groups[{names.index(group)}]" if group else "spec.rollout"
+    for section, engine in engines.items():
         for name in engine.arguments if known and engine.kind == "vllm" else ():
             if name not in known:
                 remedy = did_you_mean(nearest(name, known)) or "See the engine arguments of vLLM's documentation"
@@ -285,7 +282,7 @@ def ignored(job: RLJob) -> list[Problem]:
     problems = [
         Problem(f"spec.{name}", "is ignored by plaudit run", remedy)
         for name, remedy in _KUBERNETES_ONLY.items()
-        if _differs(job.spec, name)
+        if differs(job.spec, name)
     ]
     problems += [
         Problem(f"spec.{name}.pod", "is ignored by plaudit run, except for its resources", _ON_KUBERNETES)
@@ -295,16 +292,6 @@ def ignored(job: RLJob) -> list[Problem]:
     return problems
 
 
-def _differs(section: Section, name: str) -> bool:
-    """Return True where a field, named as written, differs from its default."""
-    written, _, rest = name.partition(".")
-    fields = {field.alias or python_name: python_name for python_name, field in type(section).model_fields.items()}
-    value = getattr(section, fields[written])
-    if rest:
-        return _differs(value, rest)
-    return bool(value != type(section).model_fields[fields[written]].get_default(call_default_factory=True))
-
-
 def _check_functions(job: RLJob, report: DataReport, broken: Collection[str]) -> None:
     """Add what would keep a reward function from being called; skip files of ``broken`` fields (``check_files``)."""
     targets = {
@@ -312,21 +299,16 @@ def _check_functions(job: RLJob, report: DataReport, broken: Collection[str]) ->
     }
     with ThreadPoolExecutor(_CHECKED_AT_ONCE) as pool:
         found = list(pool.map(check, targets.values()))
-    report.notes += [
-        Problem(
-            field,
-            f"importing {targets[field].path} took more than {IMPORTED_WITHIN_S:g} seconds: it was not checked",
-            "Workers import it without a limit; if it waits for something, they wait as well",
-        )
-        for field, result in zip(targets, found, strict=True)
-        if result.timed_out
-    ]
-    report.problems += [
-        Problem(field, result.problem.rstrip("."), "See docs/rewards/python.md")
-        for field, result in zip(targets, found, strict=True)
-        if result.problem is not None
-    ]
-    wanted = {field: result.columns for field, result in zip(targets, found, strict=True) if result.columns}
+    wanted = {}
+    for (field, target), result in zip(targets.items(), found, strict=True):
+        if result.timed_out:
+            told = f"importing {target.path} took more than {IMPORTED_WITHIN_S:g} seconds: it was not checked"
+            remedy = "Workers import it without a limit; if it waits for something, they wait as well"
+            report.notes.append(Problem(field, told, remedy))
+        if result.problem is not None:
+            report.problems.append(Problem(field, result.problem.rstrip("."), "See docs/rewards/python.md"))
+        if result.columns:
+            wanted[field] = result.columns
     report.problems += _missing_environments(job, targets, wanted)
     data = {field: [column for column in columns if column != ENVIRONMENTS] for field, columns in wanted.items()}
     report.problems += _missing_columns(job, targets, data, broken)
@@ -372,9 +354,9 @@ def _missing_columns(
 
 def _targets(job: RLJob) -> Iterator[tuple[str, Target]]:
     reward = job.spec.reward
-    for index, scorer in enumerate(reward.scorers):
+    for field, scorer in reward.by_field.items():
         if scorer.kind == "python" and scorer.python is not None:
-            yield f"spec.reward.scorers[{index}].python", function_target(scorer, scorer.python)
+            yield f"{field}.python", function_target(scorer, scorer.python)
     if reward.combine.kind == "python":
         yield "spec.reward.combine", Target(reward.combine.path, reward.combine.function, scope="combine")
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from plaudit_job.data_row import IMAGES_COLUMN
 from plaudit_job.fields import is_hub_id
 from plaudit_job.problem import Problem, is_within
-from plaudit_job.spec.algorithm import ModelSpec
-from plaudit_job.spec.rewards import ScorerSpec
+from plaudit_job.spec.rewards import RewardSpec
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ImagesSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_job.tasks import read_tasks
@@ -85,7 +84,7 @@ def check_data(
 
 def _with_server_tasks(job: RLJob, folder: Path, report: DataReport, away: Sequence[Problem]) -> RLJob:
     """Return the job with the tasks of its environment's server, where that answers before the run."""
-    name = next((name for name, _ in data_splits(job)), "")
+    name = next((f"spec.data.{name}.split" for name in data_splits(job)), "")
     if not name:
         return job
     if job.spec.rollout.agent.environment:
@@ -189,7 +188,7 @@ class _Pass:
         self._section = section
         self._renderer = renderer
         self._facts = facts
-        self.rules = RuleChecks(job.spec.reward.scorers)
+        self.rules = RuleChecks(job.spec.reward)
         self._rows = 0
         self._truths = 0
         self._characters = 0
@@ -275,8 +274,8 @@ def _num_characters(prompt: str | list[dict[str, Any]]) -> int:
 
 def _checked_renderer(job: RLJob, report: DataReport, away: Sequence[Problem]) -> PromptRenderer | None:
     """Return what renders the job's prompts if its files are here; add what is wrong with its template."""
-    model = job.spec.model
-    source, name = model.tokenizer or model.source, "spec.model.tokenizer" if model.tokenizer else "spec.model.source"
+    model, name = job.spec.model, _tokenizer_field(job)
+    source = model.tokenizer or model.source
     has_transformers, missing = find_spec("transformers") is not None, None
     tools = _tools(job, report, away) if has_transformers else []
     if not has_transformers:
@@ -289,8 +288,11 @@ def _checked_renderer(job: RLJob, report: DataReport, away: Sequence[Problem]) -
         return None
     if report.problems:
         return None
+    from plaudit_workers.tokenizer import ChatTemplate
+    from plaudit_workers.training.prompts import PromptRenderer
+
     try:
-        template = _loaded_template(model, tools)
+        template = ChatTemplate.of_model(model, tools, only_here=is_hub_id(source))
         images = _loaded_images(job, template)
     except RefusedError as error:
         field_name, _, rest = str(error).partition(" ")
@@ -299,11 +301,7 @@ def _checked_renderer(job: RLJob, report: DataReport, away: Sequence[Problem]) -
     problems, notes = _template_problems(job, template)
     report.problems += problems
     report.notes += notes
-    if problems:
-        return None
-    from plaudit_workers.training.prompts import PromptRenderer
-
-    return PromptRenderer.of_job(job, template, images)
+    return None if problems else PromptRenderer.of_job(job, template, images)
 
 
 _UNDESCRIBED = "Lengths are counted without its tools: leave room for them in data.train.maxPromptLength"
@@ -345,14 +343,6 @@ async def _described_within(job: RLJob, limit_s: float | None) -> list[dict[str,
         return await described_tools(job, loads_all=True)
 
 
-def _loaded_template(model: ModelSpec, tools: list[dict[str, Any]]) -> ChatTemplate:
-    """Load a job's template from files of this machine; nothing is downloaded. Raise ``RefusedError``."""
-    from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
-
-    tokenizer = load_tokenizer(model, only_here=is_hub_id(model.tokenizer or model.source))
-    return ChatTemplate(tokenizer, tools, model.chat_template_arguments)
-
-
 def _loaded_images(job: RLJob, template: ChatTemplate) -> ImageProcessor | None:
     """Load the processor of a job that reads images from files of this machine, and give its template."""
     model, settings = job.spec.model, job.spec.data.images
@@ -389,10 +379,11 @@ def _template_problems(job: RLJob, template: ChatTemplate) -> tuple[list[Problem
 
 
 def _template_field(job: RLJob) -> str:
-    model = job.spec.model
-    if model.chat_template:
-        return "spec.model.chatTemplate"
-    return "spec.model.tokenizer" if model.tokenizer else "spec.model.source"
+    return "spec.model.chatTemplate" if job.spec.model.chat_template else _tokenizer_field(job)
+
+
+def _tokenizer_field(job: RLJob) -> str:
+    return "spec.model.tokenizer" if job.spec.model.tokenizer else "spec.model.source"
 
 
 def _notes(job: RLJob, template: ChatTemplate, text: str) -> Iterator[Problem]:
@@ -414,10 +405,8 @@ def _notes(job: RLJob, template: ChatTemplate, text: str) -> Iterator[Problem]:
 class RuleChecks:
     """Find the rows that the job's rules cannot score now, not at sample 10,000."""
 
-    def __init__(self, scorers: Sequence[ScorerSpec]) -> None:
-        self._scorers = {
-            f"spec.reward.scorers[{index}]": scorer for index, scorer in enumerate(scorers) if scorer.kind == "rule"
-        }
+    def __init__(self, reward: RewardSpec) -> None:
+        self._scorers = {field: scorer for field, scorer in reward.by_field.items() if scorer.kind == "rule"}
         self._unknown: set[str] = set()
         self._first: dict[tuple[str, str], tuple[int, str]] = {}
         """Scorer's field and rule → number and problem of the first row whose ground truth that rule cannot use."""

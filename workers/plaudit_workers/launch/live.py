@@ -120,8 +120,7 @@ class _Failures(msgspec.Struct):
 async def print_live(url: str, messages: LiveMessages, console: Console) -> None:
     """Print messages until cancelled."""
     started = time.monotonic()
-    client = HttpClient(max_connections=1)
-    try:
+    async with HttpClient(max_connections=1) as client:
         while True:
             snapshot = await _read(client, f"{url}/api/v1/queues?newest=1", NewestSnapshot)
             counts = await _read(client, f"{url}/api/v1/failures", _Failures)
@@ -129,8 +128,6 @@ async def print_live(url: str, messages: LiveMessages, console: Console) -> None
             for line in lines + messages.failures(counts.failures if counts else []):
                 console.out(line)
             await asyncio.sleep(_READ_EVERY_S)
-    finally:
-        await client.close()
 
 
 async def _read(client: HttpClient, url: str, kind: type[_Reply]) -> _Reply | None:

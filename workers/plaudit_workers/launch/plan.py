@@ -132,8 +132,8 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
     if spec.trains:
         plans["rollout"] = list(_rollouts(spec.rollout, context, own, with_gpus=with_gpus))
         ranks_per_pod = min(trainer.ranks, trainer.ranks_per_pod)
-        cpus, gpus = _cpus(trainer.pod, ranks_per_pod) / ranks_per_pod, _gpus(trainer.pod, 1) if with_gpus else 0
-        plans["trainer"] = alike("trainer", trainer.ranks, cpus, gpus)
+        cpus, gpus = _cpus(trainer.pod, ranks_per_pod) / ranks_per_pod, with_gpus and trainer.pod.uses_gpus()
+        plans["trainer"] = alike("trainer", trainer.ranks, cpus, int(gpus))
     if not with_gpus:
         return plans
     return {
@@ -149,7 +149,7 @@ def _rollouts(
     groups = [(group, each) for group, each in rollout.by_group.items() for _ in range(each.replicas)]
     for number, (group, each) in enumerate(groups):
         name, cpus = f"rollout-{number}", _cpus(each.pod)
-        gpus = _gpus(each.pod, each.engine.gpus) if with_gpus else 0
+        gpus = each.engine.gpus if with_gpus and each.pod.uses_gpus() else 0
         environment = {**context.environment(name, "rollout"), **own} | ({ROLLOUT_GROUP: group} if group else {})
         yield ProcessPlan(name, "rollout", cpus, gpus, SERVE["rollout"], environment)
 
@@ -182,11 +182,6 @@ def _environment(server: EnvironmentServerSpec, context: LaunchSettings) -> Proc
 def _cpus(pod: PodSpec, default: float = 1.0) -> float:
     """Return the CPUs that a pod requests (``2``, ``"500m"``)."""
     return float(quantity(pod.resources.requests.get("cpu") or pod.resources.limits.get("cpu") or default))
-
-
-def _gpus(pod: PodSpec, default: float) -> float:
-    """Return the GPUs of one process: those of its engine or rank, unless its pod sets a limit of 0."""
-    return default if pod.uses_gpus() else 0
 
 
 def share_gpus(

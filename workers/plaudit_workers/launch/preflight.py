@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import json
 import os
 import re
@@ -33,6 +32,7 @@ from plaudit_metrics.sources.steps import read_ending
 from plaudit_reward.http import HttpClient, NoResponseError, proxy_for
 from plaudit_wire.errors import CallTimeoutError, RefusedError
 from plaudit_workers.data_facts import DataFacts, accept, refuse_changed_data
+from plaudit_workers.files import is_ours
 from plaudit_workers.launch.checks import architecture_of, class_problem, hub_cache
 from plaudit_workers.launch.code_checks import (
     all_problems,
@@ -110,10 +110,10 @@ def prepare(arguments: argparse.Namespace, console: Console, stack: ExitStack) -
     if folder is None:
         _refuse_problems(job, arguments, console)
         folder = new_run(runs, job.metadata.name, arguments.run)
-        lock = stack.enter_context(RunLock(folder, _RUNNING))
+        lock = stack.enter_context(RunLock(folder, "running"))
         shutil.rmtree(folder / "redis", ignore_errors=True)  # of a run of this name that never began
     else:
-        lock = stack.enter_context(RunLock(folder, _RUNNING))
+        lock = stack.enter_context(RunLock(folder, "running"))
         if _is_finished(job, folder, console):
             return None
         facts = _refuse_problems(job, arguments, console)
@@ -123,13 +123,8 @@ def prepare(arguments: argparse.Namespace, console: Console, stack: ExitStack) -
     return Prepared(job, folder, lock)
 
 
-_RUNNING = "running"
-
-
 class RunLock(AbstractContextManager["RunLock"]):
     """Hold the folder of a run: one program at a time starts, continues or writes into it.
-
-    The kernel releases the lock when its process ends, however it ends. A volume without locks has none.
 
     Args:
         state: what the run is meanwhile, such as ``running``.
@@ -141,15 +136,11 @@ class RunLock(AbstractContextManager["RunLock"]):
             self._file = (folder / _LOCK_FILE).open("a+", encoding="utf-8")
         except OSError as error:
             raise RefusedError(f"{folder} cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not is_ours(self._file):
             self._file.seek(0)
             holder = self._file.read()
             self._file.close()
-            raise RefusedError(f"run {folder.name} is {holder or state}; stop it there first") from None
-        except OSError:
-            pass
+            raise RefusedError(f"run {folder.name} is {holder or state}; stop it there first")
         self.show()
 
     def show(self, page: str = "") -> None:
@@ -203,7 +194,7 @@ def _is_finished(job: RLJob, folder: Path, console: Console) -> bool:
     """Report where a resumed run stands; return True when it has trained all its steps."""
     if not job.spec.trains:
         return False
-    step, steps = _checkpointed(folder / "checkpoints")["step"], job.spec.algorithm.steps
+    step, steps = _checkpointed(folder)["step"], job.spec.algorithm.steps
     if step >= steps:
         console.out(
             f"run {folder.name} has finished its {steps} steps. To train further, set a larger --steps. "
@@ -219,9 +210,9 @@ def _is_finished(job: RLJob, folder: Path, console: Console) -> bool:
 
 
 def _checkpointed(folder: Path) -> dict[str, Any]:
-    """Return the state from which the trainer will continue: that of the newest incarnation's newest checkpoint."""
+    """Return the state from which a run's trainer will continue: that of the newest incarnation's newest checkpoint."""
     found: list[tuple[int, int, dict[str, Any]]] = [(0, 0, {"step": 0})]
-    for state in folder.glob("step-*/state.json"):
+    for state in folder.glob("checkpoints/step-*/state.json"):
         try:
             extra = json.loads(state.read_text())["extra"]
             found.append((int(extra["incarnation"]), int(extra["step"]), extra))
@@ -236,7 +227,7 @@ def _report_changed_data(facts: DataFacts | None, folder: Path, console: Console
         return
     if accepted:
         accept(folder, facts)
-    before = DataFacts.restored(_checkpointed(folder / "checkpoints").get("data"))
+    before = DataFacts.restored(_checkpointed(folder).get("data"))
     for change in refuse_changed_data(facts, before, folder):
         console.out(f"changed data: {change}")
 
@@ -380,10 +371,9 @@ def _named_models(job: RLJob) -> Iterator[_HubModel]:
         yield _HubModel("spec.model.source", model.source, model.revision)
         if model.tokenizer:
             yield _HubModel("spec.model.tokenizer", model.tokenizer, model.tokenizer_revision)
-    for index, scorer in enumerate(job.spec.reward.scorers):
+    for field, scorer in job.spec.reward.by_field.items():
         if served := scorer.served:
-            field = f"spec.reward.scorers[{index}].{scorer.served_field}.source"
-            yield _HubModel(field, served.source, served.revision, scorer.model)
+            yield _HubModel(f"{field}.{scorer.served_field}.source", served.source, served.revision, scorer.model)
 
 
 def _cached_problem(model: _HubModel) -> Problem | None:
@@ -407,17 +397,17 @@ async def _hub_problem(model: _HubModel) -> Problem | None:
     hub = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
     url = f"{hub}/api/models/{source}/revision/{revision or 'main'}"
     token = os.environ.get("HF_TOKEN", "")
-    client = HttpClient(max_connections=1, bearer_token=token, key_field="HF_TOKEN", proxy=proxy_for(url))
     try:
-        response = await client.get(url, _RESPONSE_WITHIN_S)
+        async with HttpClient(
+            max_connections=1, bearer_token=token, key_field="HF_TOKEN", proxy=proxy_for(url)
+        ) as client:
+            response = await client.get(url, _RESPONSE_WITHIN_S)
     except (NoResponseError, CallTimeoutError) as error:
         return Problem(
             field,
             f"{source!r} is no folder beside the job file, and the model hub does not respond: {error}",
             f"{_LOCAL}. Otherwise check the network, or set HF_ENDPOINT",
         )
-    finally:
-        await client.close()
     if response.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
         return Problem(
             field,

@@ -187,14 +187,7 @@ class _Launch:
         plans = plan_processes(self._job, context, with_gpus=False)
         if self._local is not None:
             yield plans, self._local
-        else:
-            async with self._ray(plans, context, interrupt) as planned:
-                yield planned
-
-    @contextlib.asynccontextmanager
-    async def _ray(
-        self, plans: dict[Role, list[ProcessPlan]], context: LaunchSettings, interrupt: Interrupt
-    ) -> AsyncIterator[_Placed]:
+            return
         from plaudit_workers.launch import ray_processes as on_ray  # Ray takes half a second to import
 
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
@@ -397,15 +390,12 @@ def write_address(folder: Path, redis: RedisAddress, gateway: GatewayAddress) ->
 
 async def write_when_answered(folder: Path, redis: RedisAddress, gateway: GatewayAddress) -> None:
     """Write the addresses once the gateway answers under them: who finds the file can use it."""
-    client = HttpClient(max_connections=1, bearer_token=gateway.token)
-    try:
+    async with HttpClient(max_connections=1, bearer_token=gateway.token) as client:
         while gateway.url:
             with contextlib.suppress(NoResponseError, CallTimeoutError):
                 if (await client.get(f"{gateway.url}/v1/service", _RESPONSE_WITHIN_S)).status == HTTPStatus.OK:
                     break
             await asyncio.sleep(_LOOK_AGAIN_S)
-    finally:
-        await client.close()
     write_address(folder, redis, gateway)
 
 

@@ -24,9 +24,9 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_reward.http import allow_connections
 from plaudit_wire.errors import ConfigurationError, RefusedError
-from plaudit_wire.logs import get_logger
+from plaudit_wire.logs import collect_seldom, get_logger
 from plaudit_workers.job_start import service_of
-from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Supervised, collect_seldom
+from plaudit_workers.process import EXIT_DONE, HealthServer, ProcessSettings, Supervised
 from plaudit_workers.service.application import (
     RECOGNISED,
     Application,

@@ -13,7 +13,7 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.plain import PlainDataError, plain, plain_json
 from plaudit_wire.printable import shown
 from plaudit_wire.records import Outcome, Sample, ScoringRecord
-from plaudit_workers.data_files import BYTE_ORDER_MARK, parquet_rows, whole_line
+from plaudit_workers.data_files import BYTE_ORDER_MARK, batch_rows, whole_line
 
 NumTokens = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -209,7 +209,8 @@ def _rows(path: Path) -> Iterator[Numbered]:
             names = opened.schema_arrow.names
             _refuse_without_responses(path, names)
             columns = [name for name in (*_COLUMNS, _GENERATED) if name in names]
-            for number, row in enumerate(parquet_rows(path, opened, columns, _ROWS_AT_A_TIME), 1):
+            batches = opened.iter_batches(_ROWS_AT_A_TIME, columns=columns)
+            for number, row in enumerate(batch_rows(path, batches), 1):
                 yield from _responses(row, "row", number)
     except pyarrow.ArrowException as error:
         raise RefusedError(f"{path} is a damaged Parquet file: {error}") from error

@@ -21,7 +21,7 @@ from plaudit_reward.endpoint.served import CallGate
 from plaudit_reward.machines import RunMachines
 from plaudit_reward.pipeline import Pipeline
 from plaudit_sandbox.privileges import forbid_inspection
-from plaudit_wire.logs import get_logger
+from plaudit_wire.logs import collect_seldom, get_logger
 from plaudit_wire.messages import GroupDelivery, encode
 from plaudit_wire.plain import plain_text
 from plaudit_wire.records import Sample, ScoringRecord, WorkerRecord
@@ -32,7 +32,6 @@ from plaudit_workers.process import (
     HealthServer,
     ProcessSettings,
     Supervised,
-    collect_seldom,
     drained,
     set_within,
     unless_stopped,
