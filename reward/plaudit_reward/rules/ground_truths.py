@@ -168,8 +168,11 @@ CHECKS: dict[str, Check] = {
 """What is wrong with a ground truth, by rule; a rule that is not here uses none."""
 
 
-def problem_of(rule: str, arguments: Mapping[str, Any], ground_truth: Any) -> str | None:
-    """Return a sentence that says why the rule cannot use the ground truth, and the remedy; None: it can."""
+def ground_truth_problem(rule: str, arguments: Mapping[str, Any], ground_truth: Any) -> str | None:
+    """Return a sentence that says why the rule cannot use the ground truth, and the remedy; None: it can.
+
+    ``arguments`` are the rule's, as the job gives them or as the function takes them.
+    """
     check = CHECKS.get(rule)
     problem = None if check is None else check(arguments, ground_truth)
     return None if problem is None else f"ground_truth {shown(ground_truth)} {problem}"

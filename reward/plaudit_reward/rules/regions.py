@@ -9,9 +9,8 @@ import mpmath  # type: ignore[import-untyped]
 
 from plaudit_reward.rules.answer_types import Bracketed, Interval, Named, Reading, Region, Relation, Scalar, Value
 from plaudit_reward.rules.expression_equality import are_close, is_infinite, same_node
-from plaudit_reward.rules.expressions import Node, NoValueError, has_symbol, number, numeric, parsed, symbols
+from plaudit_reward.rules.expressions import INFINITY, Node, NoValueError, has_symbol, number, numeric, parsed, symbols
 
-INFINITY = Node("constant", ("oo",))
 LINE = Interval(Node("neg", (INFINITY,)), INFINITY, False, False)
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 

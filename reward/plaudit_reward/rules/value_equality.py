@@ -30,28 +30,11 @@ from plaudit_reward.rules.answer_types import (
     Value,
     Words,
 )
-from plaudit_reward.rules.chemistry import (
-    same_reaction,
-)
-from plaudit_reward.rules.expression_equality import (
-    same_family,
-    same_node,
-)
-from plaudit_reward.rules.expressions import (
-    Node,
-    exact,
-    names_pi,
-    number,
-)
+from plaudit_reward.rules.chemistry import same_reaction
+from plaudit_reward.rules.expression_equality import same_family, same_node
+from plaudit_reward.rules.expressions import PI, Node, exact, names_pi, number
 from plaudit_reward.rules.regions import same_region_and_set, same_regions
-from plaudit_reward.rules.units import (
-    DEGREE,
-    GENERIC,
-    HOUR,
-    PERCENT,
-    RADIAN,
-    Unit,
-)
+from plaudit_reward.rules.units import DEGREE, GENERIC, HOUR, PERCENT, RADIAN, Unit
 
 
 def _scalars(given: Scalar, truth: Scalar) -> str | None:
@@ -104,7 +87,7 @@ def _is_percentage(unit: Unit) -> bool:
 def _in_degrees(angle: Quantity) -> Quantity:
     if angle.unit != RADIAN:
         return angle
-    return Quantity(Node("/", (Node("*", (angle.node, number(180))), Node("constant", ("pi",)))), DEGREE)
+    return Quantity(Node("/", (Node("*", (angle.node, number(180))), PI)), DEGREE)
 
 
 def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
@@ -199,14 +182,9 @@ def _quotient(ratio: Ratio) -> Node | None:
     return Node("/", (_node(ratio.items[0]), _node(ratio.items[1]))) if len(ratio.items) == 2 else None
 
 
-def _ratio_given(given: Ratio, truth: Scalar) -> str | None:
-    quotient = _quotient(given)
-    return same_node(quotient, truth.node) if quotient else None
-
-
-def _ratio_truth(given: Scalar, truth: Ratio) -> str | None:
-    quotient = _quotient(truth)
-    return same_node(given.node, quotient) if quotient else None
+def _ratio_and_number(given: Ratio | Scalar, truth: Ratio | Scalar) -> str | None:
+    ours, theirs = (_quotient(value) if isinstance(value, Ratio) else value.node for value in (given, truth))
+    return same_node(ours, theirs) if ours and theirs else None
 
 
 def _texts(given: Words, truth: Words) -> str | None:
@@ -299,8 +277,8 @@ COMPARISONS: tuple[Comparison, ...] = (
     ((Quantity, Clock), _clock_and_duration),
     ((Date, Date), _dates),
     ((Ratio, Ratio), _ratios),
-    ((Ratio, Scalar), _ratio_given),
-    ((Scalar, Ratio), _ratio_truth),
+    ((Ratio, Scalar), _ratio_and_number),
+    ((Scalar, Ratio), _ratio_and_number),
     ((Words, Words), _texts),
     ((Reaction, Reaction), same_reaction),
     ((Interval | Region, Interval | Region), same_regions),
