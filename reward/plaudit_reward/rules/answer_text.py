@@ -13,45 +13,24 @@ import unicodedata
 from plaudit_reward.rules.units import MULTIPLIERS, UNITS, si_unit, unit_product
 
 WORD, WORD_END = "\x02", "\x03"
-_SIGNS = {
-    **dict.fromkeys("−–—﹣‒", "-"),
-    **dict.fromkeys("×⋅·∙•", " \\cdot "),
-    "÷": "/",
-    "∕": "/",
-    "⁄": "/",
-    "π": "\\pi ",
-    "√": "\\sqrt ",
-    "∞": "\\infty ",
-    "∓": "∓",
-    "±": "±",
-    "°": "^\\circ ",
-    "º": "^\\circ ",
-    "℃": "^\\circ C",
-    "℉": "^\\circ F",
-    "′": "'",
-    "’": "'",
-    "‘": "'",
-    "“": '"',
-    "”": '"',
-    "≠": "≠",
-    "≈": "≈",
-    "＄": "\\$",
-    "。": ".",
-    "，": ",",
-    "；": ";",
-    "：": ":",
-    "、": ",",
-    "⩽": "≤",
-    "⩾": "≥",
-    "…": "…",
-    "⋯": "…",
-    "θ": "\\theta ",
-    "α": "\\alpha ",
-    "β": "\\beta ",
-    "λ": "\\lambda ",
-    "φ": "\\phi ",
-    "ω": "\\omega ",
-}
+_GREEK = ("pi", "theta", "alpha", "beta", "lambda", "phi", "omega")
+_SIGNS = str.maketrans(
+    {
+        **dict.fromkeys("−–—﹣‒", "-"),
+        **dict.fromkeys("×⋅·∙•", " \\cdot "),
+        **dict.fromkeys("÷∕⁄", "/"),
+        **dict.fromkeys("°º", "^\\circ "),
+        **dict.fromkeys("′’‘", "'"),
+        **dict.fromkeys("“”", '"'),
+        **dict(zip("。，；：、⩽⩾⋯", ".,;:,≤≥…", strict=True)),
+        **{sign: f"\\{name} " for sign, name in zip("πθαβλφω", _GREEK, strict=True)},
+        "√": "\\sqrt ",
+        "∞": "\\infty ",
+        "℃": "^\\circ C",
+        "℉": "^\\circ F",
+        "＄": "\\$",
+    }
+)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _THIN = re.compile(
@@ -311,8 +290,7 @@ def _unicode(text: str) -> str:
             text = text.replace(vulgar, f"\\frac{{{above}}}{{{below}}}")
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
-    text = "".join(_SIGNS.get(sign, sign) for sign in text)
-    text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf")
+    text = "".join(sign for sign in text.translate(_SIGNS) if unicodedata.category(sign) != "Cf")
     text = "".join(
         unicodedata.normalize("NFKC", sign) if "\uff00" <= sign <= "\uffef" or sign in "ℓ" or sign.isdigit() else sign
         for sign in unicodedata.normalize("NFC", text)
