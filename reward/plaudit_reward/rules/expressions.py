@@ -444,6 +444,11 @@ def replaced(node: Node, name: str, value: Node) -> Node:
     )
 
 
+def scaled(node: Node, factor: Fraction | int) -> Node:
+    """Return so many times the expression."""
+    return node if factor == 1 else Node("*", (node, number(factor)))
+
+
 def arrangements(of: Node, taken: Node) -> Node:
     """Return the number of ways to arrange so many of that many things."""
     return Node("/", (Node("!", (of,)), Node("!", (Node("+", (of, Node("neg", (taken,)))),))))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from plaudit_reward.code.cases import cases_of
@@ -84,11 +85,9 @@ def _bare_answer(name: str, form: Callable[[str], str]) -> Check:
             )
         if len(words := _WORDS.findall(truth)) > _MOST_WORDS:
             return f"is a text of {len(words)} words, which no response repeats: {_MATH_REMEDY}"
-        try:
+        with suppress(MalformedError):  # compared as it stands
             if not form(truth).strip():
                 return f"is blank in the normal form of {name}, so that an empty answer would be right: {_MATH_REMEDY}"
-        except MalformedError:  # compared as it stands
-            return None
         return None
 
     return check

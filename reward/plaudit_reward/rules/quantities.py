@@ -19,7 +19,7 @@ from plaudit_reward.rules.answer_types import (
     Scalar,
     Value,
 )
-from plaudit_reward.rules.expressions import Node, NotAnExpressionError, number, parsed
+from plaudit_reward.rules.expressions import Node, NotAnExpressionError, number, parsed, scaled
 from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of, unit_product
 
 _ONES = re.findall(
@@ -239,12 +239,8 @@ def _past(minutes: str, sign: str, hour: str) -> list[Value]:
     return [Clock((of * 60 + (past if sign in ("past", "after") else -past)) * 60, "")]
 
 
-_MONTH_NAMES = "january february march april may june july august september october november december"
-_MONTHS = {
-    name[:length]: month
-    for month, name in enumerate(re.findall(r"\w+", _MONTH_NAMES), 1)
-    for length in (3, 4, len(name))
-}
+MONTHS = re.findall(r"\w+", "january february march april may june july august september october november december")
+_MONTHS = {name[:length]: month for month, name in enumerate(MONTHS, 1) for length in (3, 4, len(name))}
 _DAY_OF_MONTH = re.compile(
     r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?(?:on )?(?:the )?"
     r"(?:(?P<m>[a-z]{3,9})\.? (?:the )?(?P<d>\d{1,2})(?: ?(?:st|nd|rd|th))?"
@@ -451,17 +447,13 @@ def _simple_quantity(plain: str) -> list[Value]:
     if not head.strip():
         return _counted(words) if tail and not currency else []
     factor, words = _multiplier(words)
-    scaled = _scaled(parsed(head.strip()), factor)
+    node = scaled(parsed(head.strip()), factor)
     unit = _unit(words.replace(WORD, " ").replace(WORD_END, " "))
     if currency and (unit is None or unit.dimension is None):
         unit = unit_of(currency[2])
     if unit is not None:
-        return [Quantity(scaled, unit)]
-    return [Scalar(scaled), *_letter_unit(head)]
-
-
-def _scaled(node: Node, factor: int) -> Node:
-    return node if factor == 1 else Node("*", (node, number(factor)))
+        return [Quantity(node, unit)]
+    return [Scalar(node), *_letter_unit(head)]
 
 
 def _multiplier(words: str) -> tuple[int, str]:
