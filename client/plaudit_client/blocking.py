@@ -15,7 +15,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -133,14 +133,6 @@ class LoopThread:
         """Run a coroutine and return its result."""
         return _result_of(self.submit(work))
 
-    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Yield the items of a generator; when the caller leaves, asyncio closes it on its own loop."""
-        while True:
-            try:
-                yield self.run(items.__anext__())
-            except StopAsyncIteration:
-                return
-
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Run ``last``, cancel what still runs and end the thread, if there is one; a later call starts another."""
         with self._lock:
@@ -156,9 +148,8 @@ class LoopThread:
 
     def after_fork(self) -> None:
         """Begin anew in a forked child, which has the parent's loop and lock, but not its thread."""
-        self._of_parent = (
-            self._loop or self._of_parent
-        )  # kept: to close it would end what the parent waits for, which they share
+        # Kept: to close it would end what the parent waits for, which they share.
+        self._of_parent = self._loop or self._of_parent
         self._lock, self._loop, self._thread = threading.Lock(), None, None
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:

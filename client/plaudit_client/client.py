@@ -308,10 +308,8 @@ class Batches:
             if items:
                 accepted = asyncio.Event()
                 request = asyncio.create_task(self._request(items, accepted))
-                loop = asyncio.get_running_loop()
-                expiry = loop.call_at(
-                    max(item.expiry.when() for item in items), request.cancel
-                )  # nobody waits any longer
+                last = max(item.expiry.when() for item in items)  # then nobody waits any longer
+                expiry = asyncio.get_running_loop().call_at(last, request.cancel)
                 self._requests.add(request)
                 request.add_done_callback(functools.partial(self._end, expiry, accepted))
                 await accepted.wait()

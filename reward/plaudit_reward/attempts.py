@@ -56,27 +56,27 @@ class Allowance(msgspec.Struct, frozen=True):
     """Further attempts after an infrastructure failure."""
 
 
-class AttemptsResult(msgspec.Struct, Generic[T], frozen=True):
+class AttemptsResult(msgspec.Struct, Generic[T]):
     """Hold the result of all attempts."""
 
-    result: T | None
+    result: T | None = None
     """None exactly when it failed."""
-    outcome: Outcome
+    outcome: Outcome = "scored"
     """``scored`` if there is a result, else the kind of failure."""
-    reason: str | None
-    limiter_s: float
+    reason: str | None = None
+    limiter_s: float = 0.0
     """Waiting for rate and concurrency limits, all attempts."""
-    held_s: float
+    held_s: float = 0.0
     """The part of ``limiter_s`` that the endpoint requested."""
-    retry_s: float
+    retry_s: float = 0.0
     """Failed attempts and the pauses between attempts."""
-    throttled_s: float
+    throttled_s: float = 0.0
     """The part of ``retry_s`` that the endpoint caused because it had too many requests."""
-    call_s: float
+    call_s: float = 0.0
     """The last attempt."""
-    queued_s: float
+    queued_s: float = 0.0
     """Waiting for a free process, all attempts; in none of the other three."""
-    attempts: int
+    attempts: int = 0
 
     @property
     def spent_s(self) -> float:
@@ -95,33 +95,31 @@ async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowa
     time, so that many samples do not return to a broken service together. A service's Retry-After is added to the
     pause.
     """
-    limiter_s = held_s = retry_s = throttled_s = call_s = queued_s = 0.0
-    number = 0
-
-    def ended(result: T | None, outcome: Outcome, reason: str | None) -> AttemptsResult[T]:
-        seconds = (limiter_s, held_s, retry_s, throttled_s, call_s, queued_s)
-        return AttemptsResult(result, outcome, reason, *seconds, number)
-
-    for number in range(1, allowance.retries + 2):
-        attempt = Attempt(min(allowance.call_s, allowance.budget_s - retry_s))
+    ended: AttemptsResult[T] = AttemptsResult()
+    while True:
+        ended.attempts += 1
+        attempt = Attempt(min(allowance.call_s, allowance.budget_s - ended.retry_s))
         if attempt.limit_s <= 0:
-            return ended(None, "timeout", "the sample's time was used up before it")
+            ended.outcome, ended.reason = "timeout", "the sample's time was used up before it"
+            return ended
         began = time.monotonic()
-        result, error = await _once(call, attempt)
-        limiter_s, held_s = limiter_s + attempt.waited_s, held_s + attempt.held_s
-        queued_s += attempt.queued_s
-        call_s = max(0.0, time.monotonic() - began - attempt.waited_s - attempt.queued_s)
+        ended.result, error = await _once(call, attempt)
+        ended.limiter_s += attempt.waited_s
+        ended.held_s += attempt.held_s
+        ended.queued_s += attempt.queued_s
+        ended.call_s = max(0.0, time.monotonic() - began - attempt.waited_s - attempt.queued_s)
         if error is None:
-            return ended(result, "scored", None)
+            return ended
         asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
-        pause_s = (asked_s or 0.0) + backoff_s(number, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=(0.5, 1.5))
-        out_of_budget = retry_s + call_s + pause_s >= allowance.budget_s
-        if not isinstance(error, _RETRIED) or number > allowance.retries or out_of_budget:
-            return ended(None, _outcome(error), str(error))
+        pause_s = (asked_s or 0.0) + backoff_s(ended.attempts, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=(0.5, 1.5))
+        lost_s = ended.call_s + pause_s
+        out_of_budget = ended.retry_s + lost_s >= allowance.budget_s
+        if not isinstance(error, _RETRIED) or ended.attempts > allowance.retries or out_of_budget:
+            ended.outcome, ended.reason = _outcome(error), str(error)
+            return ended
         await asyncio.sleep(pause_s)
-        retry_s += call_s + pause_s
-        throttled_s += call_s + pause_s if isinstance(error, BusyError) else 0.0
-    raise AssertionError("the last attempt returns")
+        ended.retry_s += lost_s
+        ended.throttled_s += lost_s if isinstance(error, BusyError) else 0.0
 
 
 async def _once(call: Callable[[Attempt], Awaitable[T]], attempt: Attempt) -> tuple[T | None, ScoringError | None]:

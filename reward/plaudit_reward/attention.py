@@ -70,8 +70,7 @@ class AttentionBlock:
         """Return the same block with its indices on a device."""
         if self.padded is None or self.packed is None:
             return self
-        sizes = (self.num_tokens, self.num_sequences, self.longest)
-        return AttentionBlock(*sizes, self.padded.to(device), self.packed.to(device))
+        return replace(self, padded=self.padded.to(device), packed=self.packed.to(device))
 
 
 @dataclass(frozen=True)
@@ -316,13 +315,7 @@ def _has_fast_cudnn(device: torch.device) -> bool:
 
 
 def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: Tensor,
-    longest: int,
-    scaling: float | None,
-    window: int | None,
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scaling: float | None, window: int | None
 ) -> Tensor:
     output = varlen_attn(
         _rows(query),

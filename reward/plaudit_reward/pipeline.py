@@ -8,15 +8,15 @@ those that take the combined values and return their replacements.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from plaudit_reward.attempts import (
+    Allowance,
     AttemptsResult,
     Combined,
     Combiner,
@@ -43,19 +43,19 @@ class CallsInFlight:
     not hang.
     """
 
-    def __init__(self, scorers: Iterable[str] = ()) -> None:
+    def __init__(self, scorers: Iterable[str]) -> None:
         self._calls: dict[str, set[CallInFlight]] = {scorer: set() for scorer in scorers}
 
-    @contextlib.contextmanager
-    def call(self, scorer: str) -> Iterator[CallInFlight]:
-        """Count one call, with its waits and retries, until the context ends."""
-        calls = self._calls.setdefault(scorer, set())
+    async def until_answered(
+        self, scorer: str, ask: Callable[[Attempt], Awaitable[T]], allowance: Allowance
+    ) -> AttemptsResult[T]:
+        """Call a scorer as ``attempt_until_answered`` does, and count the call with its waits and retries."""
         call = CallInFlight()
-        calls.add(call)
+        self._calls[scorer].add(call)
         try:
-            yield call
+            return await attempt_until_answered(lambda attempt: call.run(ask(attempt), attempt), allowance)
         finally:
-            calls.remove(call)
+            self._calls[scorer].remove(call)
 
     def work(self) -> dict[str, ScorerWork]:
         """Return the work of each scorer."""
@@ -150,10 +150,10 @@ class GroupScoring:
         combiner: Combiner,
         timeout_s: float,
         *,
-        normalize: bool = False,
-        in_flight: CallsInFlight | None = None,
+        normalize: bool,
+        in_flight: CallsInFlight,
     ) -> None:
-        self._in_flight = in_flight or CallsInFlight()
+        self._in_flight = in_flight
         self._post_process = [stage for stage in group_stages if stage.of is not None]
         self._adding = [stage for stage in group_stages if stage.of is None and not stage.replaces]
         self._replacing = [stage for stage in group_stages if stage.replaces]
@@ -260,12 +260,7 @@ class GroupScoring:
             old = scorings[i].scorers[name]
             extra = {**old.extra, **new.extra, "before_post_process": value}
             changed = msgspec.structs.replace(
-                old,
-                outcome=new.outcome,
-                value=new.value,
-                reason=new.reason,
-                post_process_s=new.seconds,
-                extra=extra,
+                old, outcome=new.outcome, value=new.value, reason=new.reason, post_process_s=new.seconds, extra=extra
             )
             result[i] = msgspec.structs.replace(scorings[i], scorers={**scorings[i].scorers, name: changed})
         return result
@@ -290,11 +285,11 @@ class GroupScoring:
         return result
 
     async def _ask(self, stage: GroupStage, samples: Sequence[Sample], values: Sequence[float]) -> list[ScorerRecord]:
-        with self._in_flight.call(stage.scorer.name) as call:
-            ended: AttemptsResult[list[Score]] = await attempt_until_answered(
-                lambda attempt: call.run(stage.scorer.score_group(samples, values, attempt), attempt),
-                stage.rules.allowance(self._timeout_s),
-            )
+        ended: AttemptsResult[list[Score]] = await self._in_flight.until_answered(
+            stage.scorer.name,
+            lambda attempt: stage.scorer.score_group(samples, values, attempt),
+            stage.rules.allowance(self._timeout_s),
+        )
         scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
         return [msgspec.structs.replace(record_of(score, ended), of_group=True) for score in scores]
 
@@ -429,11 +424,11 @@ class Pipeline:
             if before.part.record.value != stage.rules.when.equals:
                 return _held_back(stage, before)
             limiter_s, retry_s, spent_s = before.limiter_s, before.retry_s, before.spent_s
-        with self._in_flight.call(stage.scorer.name) as call:
-            ended: AttemptsResult[Score] = await attempt_until_answered(
-                lambda attempt: call.run(stage.scorer.score(sample, attempt), attempt),
-                stage.rules.allowance(self._timeout_s - spent_s),
-            )
+        ended: AttemptsResult[Score] = await self._in_flight.until_answered(
+            stage.scorer.name,
+            lambda attempt: stage.scorer.score(sample, attempt),
+            stage.rules.allowance(self._timeout_s - spent_s),
+        )
         score = ended.result if ended.result is not None else ended.failure()
         return _Done(
             stage.rules.part(stage.scorer.name, record_of(score, ended)),

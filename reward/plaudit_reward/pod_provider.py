@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from plaudit_job.tasks import Task
-from plaudit_reward.providers import ROOT, WORKDIR, MachineChoice, TaskMachine, outside_problem
+from plaudit_reward.providers import ROOT, WORKDIR, MachineChoice, TaskMachine, outside_problem, read_about
 from plaudit_sandbox import machine as folders
 from plaudit_sandbox.archives import FilesTooLargeError
 from plaudit_sandbox.machine import MachineLimits
@@ -176,13 +176,13 @@ class PodProvider:
             raise InfrastructureError(f"{machine.name} cannot be kept: {error.strerror or error}") from error
 
     def _kept(self, folder: Path, task: Task | None) -> KeptPod:
-        written, needs = self._read(folder, _KEPT), self._needs(task)
+        written, needs = read_about(folder, _KEPT), self._needs(task)
         settings = self._settings(needs, written["image"], written["workdir"])
         archive = None if written["is_full"] else folder / _ARCHIVE
         return KeptPod(self.cluster, settings, needs.limits, archive, written["path"])
 
     def _found(self, folder: Path, task: Task | None) -> PodMachine:
-        written = self._read(folder)
+        written = read_about(folder, _POD)
         if not self.cluster.find({LABEL: written["name"], **self._labels()}):
             raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone")
         needs = self._needs(task)
@@ -198,7 +198,7 @@ class PodProvider:
             if (machine := self._awaiting_files.pop(folder, None)) is not None:
                 machine.forgo_upload()
             try:
-                name = self._read(folder)["name"]
+                name = read_about(folder, _POD)["name"]
             except InfrastructureError:  # no pod was made
                 continue
             self.cluster.remove({LABEL: name, **self._labels()})
@@ -214,7 +214,7 @@ class PodProvider:
         held = set()
         for folder in machines:
             with suppress(InfrastructureError):
-                held.add(self._read(folder)["name"])
+                held.add(read_about(folder, _POD)["name"])
         if self.choice.run:
             self.cluster.reap(self._labels(), held.__contains__)
 
@@ -275,13 +275,6 @@ class PodProvider:
             with suppress(InfrastructureError):
                 self.cluster.remove({LABEL: machine.name, **self._labels()})
             raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
-
-    def _read(self, folder: Path, name: str = _POD) -> dict[str, Any]:
-        try:
-            written: dict[str, Any] = json.loads((folder / name).read_text())
-        except (OSError, ValueError) as error:
-            raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
-        return written
 
     def _settings(self, needs: _Needs, image: str, workdir: str) -> PodSettings:
         return PodSettings(

@@ -132,6 +132,15 @@ class MachineChoice:
         )
 
 
+def read_about(folder: Path, name: str) -> dict[str, Any]:
+    """Read what a file in a machine's folder tells of it; raise ``InfrastructureError`` if the machine is gone."""
+    try:
+        written: dict[str, Any] = json.loads((folder / name).read_text())
+    except (OSError, ValueError) as error:
+        raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
+    return written
+
+
 class Provider(Protocol):
     """One kind of machines. All methods block."""
 
@@ -321,10 +330,7 @@ class ContainerProvider:
         return TaskMachine(machine, settings.workdir, cpus=settings.cpus, separate=separate)
 
     def _machine(self, folder: Path, task: Task | None) -> ContainerMachine:
-        try:
-            written = json.loads((folder / _CONTAINER).read_text())
-        except (OSError, ValueError) as error:
-            raise InfrastructureError(f"the machine {folder.parent.name}/{folder.name} is gone") from error
+        written = read_about(folder, _CONTAINER)
         environment = task.config.environment if task else None
         settings = ContainerSettings(
             image=written["image"],

@@ -30,9 +30,7 @@ class PlauditServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]
     """The server's section in a NeMo Gym configuration.
 
     Attributes:
-        plaudit_url: of the service; empty: ``PLAUDIT_URL``.
-        plaudit_token: of the service; empty: ``PLAUDIT_TOKEN``.
-        timeout_s: seconds that a sample waits for its result; 0: ``PLAUDIT_TIMEOUT_SECONDS``, or 1,800.
+        plaudit_url: as ``url`` for ``service.client``, as ``plaudit_token`` and ``timeout_s``.
     """
 
     plaudit_url: str = ""

@@ -32,11 +32,9 @@ def reward(
     """Return a reward function for TRL: async, named ``plaudit``, and picklable.
 
     Args:
-        url: of the service; empty: ``PLAUDIT_URL``; raises ``ValueError`` without a valid one.
-        token: of the service; empty: ``PLAUDIT_TOKEN``.
+        url: as for ``service.client``, as ``token`` and ``timeout_s``.
         data_source: of rows without such a column.
         group_size: the trainer's ``num_generations``, if the service has scorers with ``scope: group``; 1: no groups.
-        timeout_s: seconds that a sample waits for its result; 0: ``PLAUDIT_TIMEOUT_SECONDS``, or 1,800.
     """
     function = functools.partial(
         plaudit, service=client(url, token, timeout_s), default_source=data_source, group_size=group_size

@@ -34,9 +34,7 @@ async def compute_score(
     """Score one sample as verl passes it.
 
     Args:
-        url: of the service; empty: ``PLAUDIT_URL``.
-        token: of the service; empty: ``PLAUDIT_TOKEN``.
-        timeout_s: seconds that the sample waits for its result; 0: ``PLAUDIT_TIMEOUT_SECONDS``, or 1,800.
+        url: as for ``service.client``, as ``token`` and ``timeout_s``.
         on_failure: ``raise`` (``NoScoreError``), or the number for a sample without a score. ``UnavailableError`` is
             raised in any case.
     """

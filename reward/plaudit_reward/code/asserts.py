@@ -40,12 +40,7 @@ class AssertPlan(NamedTuple):
     operations: list[dict[str, Any]]
     """Operations of the program, where the text compares calls with literals and nothing else."""
     expected: list[tuple[int, str]]
-    """Number of the answer and source of the literal that it must equal, in that case."""
-
-    @property
-    def is_literal(self) -> bool:
-        """Return True when every statement compares a call with a literal."""
-        return bool(self.expected)
+    """Number of the answer and source of the literal that it must equal, in that case; else empty."""
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +84,7 @@ def _names(tree: ast.Module) -> tuple[tuple[str, ...], dict[str, str]]:
 
 def _passed_to(tree: ast.Module, bound: set[str]) -> set[str]:
     """Return the names that are passed to functions of the text, such as ``f`` in ``check(f)``."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     own = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in bound]
     return {argument.id for call in own for argument in call.args if isinstance(argument, ast.Name)}
 
@@ -200,7 +195,6 @@ class _Verdict(msgspec.Struct):
 
     passed: bool = False
     failed: str = ""
-    used: int = 0
     needed: list[dict[str, Any]] = []
     kept: int = 0
 
@@ -235,7 +229,7 @@ class AssertCheck:
             called = await execute("calls", program, json.dumps(payload), case.stdin)
             if called.ending != "finished":
                 return CaseResult(False, called.ending, called.reason)
-            if plan.is_literal:
+            if plan.expected:
                 passed = await self._comparison.compare("literals", called.stdout, json.dumps(plan.expected))
                 return await self._with_output(CaseResult(passed, "finished"), called, case)
             answers = called.stdout.decode("utf-8", "replace")

@@ -19,14 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from plaudit_reward.code.asserts import AssertCheck, Executed, Part, script_of
-from plaudit_reward.code.cases import (
-    Case,
-    CaseResult,
-    SampleTimer,
-    last_block,
-    names_python,
-    without_attributes,
-)
+from plaudit_reward.code.cases import Case, CaseResult, SampleTimer, last_block, names_python, without_attributes
 from plaudit_reward.code.outputs import OutputComparison
 from plaudit_reward.http import HttpClient, NoResponseError, ResponseTooLargeError, excerpt, proxy_for, retry_after_s
 from plaudit_sandbox.sandbox import PREAMBLE, ProgramLimits

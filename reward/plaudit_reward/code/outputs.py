@@ -166,9 +166,9 @@ def _scalar(kind: str, content: Any) -> Any:
         return _NO_KEY
 
 
-def _content(tree: Any, kind: str) -> list[Any] | None:
-    """Return the items of a container of this kind; None for anything else."""
-    found = isinstance(tree, list) and len(tree) == 2 and tree[0] == kind and isinstance(tree[1], list)
+def _content(tree: Any, *kinds: str) -> list[Any] | None:
+    """Return the items of a container of one of these kinds; None for anything else."""
+    found = isinstance(tree, list) and len(tree) == 2 and tree[0] in kinds and isinstance(tree[1], list)
     return tree[1] if found else None
 
 
@@ -218,14 +218,14 @@ def same_json(tree: Any, wanted: Any, tolerance: float, depth: int = 0) -> bool:
     if depth > _MOST_DEPTH or isinstance(tree, dict):
         return False
     if isinstance(wanted, list):
-        items = _content(tree, "tuple") if _content(tree, "list") is None else _content(tree, "list")
+        items = _content(tree, *_ORDERED)
         return (
             items is not None
             and len(items) == len(wanted)
             and all(same_json(*pair, tolerance, depth + 1) for pair in zip(items, wanted, strict=True))
         )
     if isinstance(wanted, dict):
-        pairs = next((found for kind in _MAPPINGS if (found := _content(tree, kind)) is not None), None)
+        pairs = _content(tree, *_MAPPINGS)
         return pairs is not None and _same_members(pairs, wanted, tolerance, depth)
     value = _scalar(*tree) if isinstance(tree, list) and len(tree) == 2 and tree[0] in {"int", "float"} else tree
     if isinstance(wanted, float) or (isinstance(value, float) and isinstance(wanted, int)):

@@ -178,27 +178,18 @@ class EndpointUsage:
         self.cache: Counter[str] = Counter()
         """``cache_hits`` and ``cache_misses``."""
 
-    def count_request(self, status: str) -> None:
-        """Count one request."""
-        self.requests[status] += 1
-
     async def counted(self, request: Awaitable[Response]) -> Response:
         """Await a request and count how it ended. Raises what the request raises."""
         try:
             response = await request
         except CallTimeoutError:
-            self.count_request("timeout")
+            self.requests["timeout"] += 1
             raise
         except NoResponseError:
-            self.count_request("unreachable")
+            self.requests["unreachable"] += 1
             raise
-        self.count_request(str(response.status))
+        self.requests[str(response.status)] += 1
         return response
-
-    def count_tokens(self, prompt: int, completion: int) -> None:
-        """Count the tokens that the endpoint reports for one request."""
-        self.tokens["prompt"] += prompt
-        self.tokens["completion"] += completion
 
 
 class UsageReport:

@@ -146,7 +146,7 @@ class CachedScorer:
             if kept is not None:
                 self._usage.cache["cache_hits"] += 1
                 if self._report is None:
-                    self._usage.count_request("cached")
+                    self._usage.requests["cached"] += 1
                 return kept
             self._usage.cache["cache_misses"] += 1
             score = await self.scorer.score(sample, attempt)

@@ -184,7 +184,7 @@ class JudgeClient:
                 f"/v1{_ROUTE}", body, Attempt(limit_s), headers=headers, on_sent=on_sent
             )
         except ServerResponseError as error:
-            self._usage.count_request(str(error.status))
+            self._usage.requests[str(error.status)] += 1
             raise
         return response
 
@@ -199,7 +199,7 @@ class JudgeClient:
             raise InfrastructureError(f"{self.base_url}: the response is not a chat completion: it has no choices")
         tokens = completion.usage if isinstance(completion.usage, dict) else {}
         prompt_tokens, answer_tokens = (_count(tokens.get(name)) for name in ("prompt_tokens", "completion_tokens"))
-        self._usage.count_tokens(prompt_tokens or 0, answer_tokens or 0)
+        self._usage.tokens.update(prompt=prompt_tokens or 0, completion=answer_tokens or 0)
         choice = completion.choices[0]
         if choice.finish_reason in _CUT_SHORT:
             raise DataError(
@@ -603,11 +603,7 @@ class JudgeScorer:
             return answer, spent_s + of_second_s
 
     async def _ask(
-        self,
-        prompt: str,
-        attempt: Attempt,
-        headers: Mapping[str, str] | None,
-        schema: Mapping[str, Any] | None = None,
+        self, prompt: str, attempt: Attempt, headers: Mapping[str, str] | None, schema: Mapping[str, Any] | None = None
     ) -> tuple[JudgeAnswer, float]:
         """Return the answer and the seconds of the call."""
         async with self._access.request(self._estimate.tokens(prompt), attempt) as passage:

@@ -307,7 +307,7 @@ class UserFunction:
             return returned
         if not hasattr(self._loops, "runner"):
             self._loops.runner = asyncio.Runner()  # one for each thread, so that a client keeps its event loop
-        return self._loops.runner.run(_awaited(returned))
+        return self._loops.runner.run(awaited(returned))
 
     def scores(self, returned: Any, count: int, *, post_process: bool = False) -> list[Score]:
         """Convert the (awaited) result of ``call``: one score for each sample.
@@ -358,8 +358,9 @@ class UserFunction:
         return {k: v for k, v in arguments.items() if k in named(parameters) or takes_any(parameters)}
 
 
-async def _awaited(returned: Any) -> Any:
-    return await returned
+async def awaited(returned: Any) -> Any:
+    """Return what a function returned, awaited where it can be."""
+    return await returned if inspect.isawaitable(returned) else returned
 
 
 def declares_post_process(path: str, function: str) -> bool:

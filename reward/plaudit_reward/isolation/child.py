@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import inspect
 import io
 import os
 import socket
@@ -30,7 +29,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from plaudit_reward.functions.function import UserFunction, keep_content
+from plaudit_reward.functions.function import UserFunction, awaited, keep_content
 from plaudit_reward.functions.result import Description, within_trace
 from plaudit_reward.isolation.messages import (
     Blocked,
@@ -141,7 +140,7 @@ def run_async(function: UserFunction, channel: Channel) -> None:
         description = runner.run(_prepared(function))
         channel.send([FunctionLoaded(description)])
         if description.isolation == "process":
-            run_sequential(function, channel, lambda returned: runner.run(_awaited(returned)))
+            run_sequential(function, channel, lambda returned: runner.run(awaited(returned)))
         runner.run(_Works(function, channel).run())
 
 
@@ -153,10 +152,6 @@ async def _prepared(function: UserFunction) -> Description:
             "that block: leave isolation out (inline), or take process"
         )
     return description
-
-
-async def _awaited(returned: Any) -> Any:
-    return await returned if inspect.isawaitable(returned) else returned
 
 
 class _Works:
@@ -197,9 +192,7 @@ class _Works:
         began = time.perf_counter()
         try:
             with within_trace(work.traceparent, alone=False):
-                returned = await _awaited(
-                    self._function.call(work.samples, work.values, post_process=work.post_process)
-                )
+                returned = await awaited(self._function.call(work.samples, work.values, post_process=work.post_process))
             scores = self._function.scores(returned, num_scores(work), post_process=work.post_process)
         except BaseException as error:  # the user's code: sys.exit and the like included
             if work.id in self._dropped and issubclass(type(error), asyncio.CancelledError):  # it may hide its class

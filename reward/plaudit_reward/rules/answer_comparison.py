@@ -33,23 +33,8 @@ from plaudit_reward.rules.answer_types import (
     Value,
     Words,
 )
-from plaudit_reward.rules.expression_equality import (
-    ENOUGH_POINTS,
-    POINTS,
-    are_close,
-    is_complex,
-    same_node,
-)
-from plaudit_reward.rules.expressions import (
-    Node,
-    NoValueError,
-    exact,
-    number,
-    numeric,
-    renamed,
-    replaced,
-    symbols,
-)
+from plaudit_reward.rules.expression_equality import ENOUGH_POINTS, POINTS, are_close, is_complex, same_node
+from plaudit_reward.rules.expressions import Node, NoValueError, exact, number, numeric, renamed, replaced, symbols
 from plaudit_reward.rules.regions import contains, region_of
 from plaudit_reward.rules.value_equality import COMPARISONS, Comparison
 
@@ -185,25 +170,20 @@ def _groups(given: Bracketed, truth: Bracketed) -> str | None:
     return f"the same {truth.kind}" if _ordered(given.items, truth.items) else None
 
 
-def _several_given(given: Several, truth: Bracketed) -> str | None:
-    """Compare answers without brackets: the brackets of the truth say whether their order counts."""
-    values = _values(given)
-    if values is not None and truth.kind == "tuple":
-        return "the same tuple" if _ordered(tuple(values[name] for name in sorted(values)), truth.items) else None
-    if truth.kind == "set":
-        same = not _have_own_names(given) and _unordered(_distinct(_bare(given.items)), _distinct(truth.items))
-        return "the same set" if same else None
-    return f"the same {truth.kind}" if _ordered(given.items, truth.items) else None
-
-
-def _several_truth(given: Bracketed, truth: Several) -> str | None:
-    values = _values(truth)
-    if values is not None and given.kind == "tuple":
-        return "the same tuple" if _ordered(given.items, tuple(values[name] for name in sorted(values))) else None
-    if given.kind == "set":
-        same = not _have_own_names(truth) and _unordered(_distinct(given.items), _distinct(_bare(truth.items)))
-        return "the same set" if same else None
-    return f"the same {given.kind}" if _ordered(given.items, truth.items) else None
+def _several_and_group(given: Several | Bracketed, truth: Several | Bracketed) -> str | None:
+    """Compare answers without brackets with a group, whose brackets say whether the order counts."""
+    several, group = (given, truth) if isinstance(given, Several) else (truth, given)
+    assert isinstance(several, Several)
+    assert isinstance(group, Bracketed)
+    items = _bare(several.items) if group.kind == "set" else several.items
+    if group.kind == "tuple" and (values := _values(several)) is not None:
+        items = tuple(values[name] for name in sorted(values))
+    ours, theirs = (items, group.items) if several is given else (group.items, items)
+    if group.kind == "set":
+        same = not _have_own_names(several) and _unordered(_distinct(ours), _distinct(theirs))
+    else:
+        same = _ordered(ours, theirs)
+    return f"the same {group.kind}" if same else None
 
 
 def _single(given: Value, truth: Bracketed) -> str | None:
@@ -356,8 +336,7 @@ def _named(given: Named, truth: Named) -> str | None:
     given = _of_same_argument(given, truth.name)
     functions = {"y", "f(x)"}
     if given.name and truth.name and given.name != truth.name and {given.name, truth.name} - functions:
-        ours, theirs = _equation(given), _equation(truth)
-        return _equations(ours, theirs) if ours and theirs else None
+        return _name_and_equation(given, truth)
     return equal(given.value, truth.value)
 
 
@@ -417,14 +396,9 @@ def _equation(named: Named) -> Relation | None:
     return Relation("=", Node("symbol", (named.name,)), node) if node is not None and single else None
 
 
-def _equation_of_name(given: Named, truth: Relation) -> str | None:
-    equation = _equation(given)
-    return _equations(equation, truth) if equation else None
-
-
-def _equation_by_name(given: Relation, truth: Named) -> str | None:
-    equation = _equation(truth)
-    return _equations(given, equation) if equation else None
+def _name_and_equation(given: Named | Relation, truth: Named | Relation) -> str | None:
+    ours, theirs = (_equation(value) if isinstance(value, Named) else value for value in (given, truth))
+    return _equations(ours, theirs) if ours and theirs else None
 
 
 _COMPARISONS: tuple[Comparison, ...] = (
@@ -432,16 +406,16 @@ _COMPARISONS: tuple[Comparison, ...] = (
     ((Choice, Choice), _choices),
     ((Several, Several), _several),
     ((Bracketed, Bracketed), _groups),
-    ((Several, Bracketed), _several_given),
-    ((Bracketed, Several), _several_truth),
+    ((Several, Bracketed), _several_and_group),
+    ((Bracketed, Several), _several_and_group),
     ((Matrix, Matrix), _matrices),
     ((Bracketed, Matrix), _vector),
     ((Matrix, Bracketed), _vector_given),
     ((Scalar, Matrix), _identity_given),
     ((Matrix, Scalar), _identity_truth),
     ((Relation, Relation), _equations),
-    ((Named, Relation), _equation_of_name),
-    ((Relation, Named), _equation_by_name),
+    ((Named, Relation), _name_and_equation),
+    ((Relation, Named), _name_and_equation),
     ((Named, Named), _named),
     ((Named, object), _named_given),
     ((object, Named), _named_truth),

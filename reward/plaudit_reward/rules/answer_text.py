@@ -13,45 +13,24 @@ import unicodedata
 from plaudit_reward.rules.units import MULTIPLIERS, UNITS, si_unit, unit_product
 
 WORD, WORD_END = "\x02", "\x03"
-_SIGNS = {
-    **dict.fromkeys("−–—﹣‒", "-"),
-    **dict.fromkeys("×⋅·∙•", " \\cdot "),
-    "÷": "/",
-    "∕": "/",
-    "⁄": "/",
-    "π": "\\pi ",
-    "√": "\\sqrt ",
-    "∞": "\\infty ",
-    "∓": "∓",
-    "±": "±",
-    "°": "^\\circ ",
-    "º": "^\\circ ",
-    "℃": "^\\circ C",
-    "℉": "^\\circ F",
-    "′": "'",
-    "’": "'",
-    "‘": "'",
-    "“": '"',
-    "”": '"',
-    "≠": "≠",
-    "≈": "≈",
-    "＄": "\\$",
-    "。": ".",
-    "，": ",",
-    "；": ";",
-    "：": ":",
-    "、": ",",
-    "⩽": "≤",
-    "⩾": "≥",
-    "…": "…",
-    "⋯": "…",
-    "θ": "\\theta ",
-    "α": "\\alpha ",
-    "β": "\\beta ",
-    "λ": "\\lambda ",
-    "φ": "\\phi ",
-    "ω": "\\omega ",
-}
+_GREEK = ("pi", "theta", "alpha", "beta", "lambda", "phi", "omega")
+_SIGNS = str.maketrans(
+    {
+        **dict.fromkeys("−–—﹣‒", "-"),
+        **dict.fromkeys("×⋅·∙•", " \\cdot "),
+        **dict.fromkeys("÷∕⁄", "/"),
+        **dict.fromkeys("°º", "^\\circ "),
+        **dict.fromkeys("′’‘", "'"),
+        **dict.fromkeys("“”", '"'),
+        **dict(zip("。，；：、⩽⩾⋯", ".,;:,≤≥…", strict=True)),
+        **{sign: f"\\{name} " for sign, name in zip("πθαβλφω", _GREEK, strict=True)},
+        "√": "\\sqrt ",
+        "∞": "\\infty ",
+        "℃": "^\\circ C",
+        "℉": "^\\circ F",
+        "＄": "\\$",
+    }
+)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _THIN = re.compile(
@@ -76,10 +55,8 @@ _COMMANDS = {
     "lt": "<",
     "gt": ">",
     "in": "∈",
-    "approx": "≈",
-    "simeq": "≈",
+    **dict.fromkeys(("approx", "simeq", "sim"), "≈"),
     "equiv": "≡",
-    "sim": "≈",
     "colon": ":",
     **dict.fromkeys(("cup", "bigcup"), "∪"),
     **dict.fromkeys(("cap", "bigcap"), "∩"),
@@ -95,19 +72,12 @@ _COMMANDS = {
     "lbrack": "[",
     "rbrack": "]",
     **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
-    "R": "ℝ",
-    "reals": "ℝ",
-    "Reals": "ℝ",
-    "deg": "^\\circ ",
-    "degree": "^\\circ ",
-    "degrees": "^\\circ ",
+    **dict.fromkeys(("R", "reals", "Reals"), "ℝ"),
+    **dict.fromkeys(("deg", "degree", "degrees"), "^\\circ "),
     "div": "/",
-    "implies": " ",
-    "land": "∧",
-    "wedge": "∧",
-    "lor": "∨ ",
-    "vee": "∨ ",
-    "therefore": " ",
+    **dict.fromkeys(("implies", "therefore", "Longrightarrow", "Rightarrow"), " "),
+    **dict.fromkeys(("land", "wedge"), "∧"),
+    **dict.fromkeys(("lor", "vee"), "∨ "),
     "percent": "%",
     "triangle": "△",
     "pounds": "£",
@@ -117,8 +87,6 @@ _COMMANDS = {
     "operatorname": "",
     "overrightarrow": "\\vec",
     "top": "T",
-    "Longrightarrow": " ",
-    "Rightarrow": " ",
     **dict.fromkeys(("to", "rightarrow", "longrightarrow"), "→"),
     **dict.fromkeys(("rightleftharpoons", "leftrightharpoons"), "⇌"),
 }
@@ -311,8 +279,7 @@ def _unicode(text: str) -> str:
             text = text.replace(vulgar, f"\\frac{{{above}}}{{{below}}}")
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
-    text = "".join(_SIGNS.get(sign, sign) for sign in text)
-    text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf")
+    text = "".join(sign for sign in text.translate(_SIGNS) if unicodedata.category(sign) != "Cf")
     text = "".join(
         unicodedata.normalize("NFKC", sign) if "\uff00" <= sign <= "\uffef" or sign in "ℓ" or sign.isdigit() else sign
         for sign in unicodedata.normalize("NFC", text)

@@ -32,10 +32,12 @@ from plaudit_reward.rules.answer_types import (
 )
 from plaudit_reward.rules.chemistry import electron_configuration, name_of_substance, reaction
 from plaudit_reward.rules.expressions import (
+    INFINITY,
     MAX_CHARACTERS,
     Node,
     NotAnExpressionError,
     NoValueError,
+    functions,
     has_symbol,
     number,
     numeric,
@@ -55,7 +57,7 @@ from plaudit_reward.rules.quantities import (
     roman_numeral,
     time_of_day,
 )
-from plaudit_reward.rules.regions import INFINITY, LINE, combined, half_line, inequality, region_of
+from plaudit_reward.rules.regions import LINE, combined, half_line, inequality, region_of
 
 _EMPTY = Bracketed("set", ())
 _EMPTY_WORDS = re.compile(
@@ -357,16 +359,11 @@ def _is_unsolved(node: Node) -> bool:
     if node.kind == "function":
         return node.parts[0] in _INVERSES
     if node.kind == "^":
-        return node.parts[1] != number(2) and not _has_function(node)
-    return node.kind in ("*", "neg", "/") and not _has_function(node)
+        return node.parts[1] != number(2) and not functions(node) - _INVERSES
+    return node.kind in ("*", "neg", "/") and not functions(node) - _INVERSES
 
 
-_INVERSES = ("ln", "log", "exp")
-
-
-def _has_function(node: Node) -> bool:
-    named = node.kind == "function" and node.parts[0] not in _INVERSES
-    return named or any(_has_function(part) for part in node.parts if isinstance(part, Node))
+_INVERSES = {"ln", "log", "exp"}
 
 
 _RATIO_OF_NAMES = re.compile(r"[A-Za-z]{1,3}(?:\s*:\s*[A-Za-z]{1,3})+")

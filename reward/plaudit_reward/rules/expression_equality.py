@@ -18,6 +18,7 @@ from plaudit_reward.rules.expressions import (
     NoValueError,
     decimal_digits,
     exact,
+    functions,
     names_pi,
     number,
     numeric,
@@ -53,7 +54,7 @@ def same_node(given: Node, truth: Node) -> str | None:
         names = sorted(symbols(given) | symbols(truth))
         compare = partial(_same_function, names=names) if names else _same_constant
         reason = compare(given, truth)
-        if reason is None and (_has_log(given) or _has_log(truth)):
+        if reason is None and "log" in functions(given) | functions(truth):
             return compare(_with_log_10(given), _with_log_10(truth))
         return reason
     except (NoValueError, RecursionError):
@@ -83,12 +84,6 @@ def _added_symbol(node: Node) -> str | None:
     names = [part.parts[0] for part in parts if part.kind == "symbol" and part.parts[0] in ("C", "c", "K", "k")]
     others = {name for part in parts if part.kind != "symbol" for name in symbols(part)}
     return names[0] if len(names) == 1 and len(parts) > 1 and names[0] not in others else None
-
-
-def _has_log(node: Node) -> bool:
-    return (node.kind == "function" and node.parts[0] == "log") or any(
-        _has_log(part) for part in node.parts if isinstance(part, Node)
-    )
 
 
 def _with_log_10(node: Node) -> Node:

@@ -8,6 +8,7 @@ decimal digits (``numeric``). Whatever is too large to compute raises ``NoValueE
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
@@ -39,6 +40,7 @@ class Node(NamedTuple):
     parts: tuple[Any, ...]
 
 
+PI, INFINITY = Node("constant", ("pi",)), Node("constant", ("oo",))
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(mpmath, name) for name in ("sin", "cos", "tan", "sec", "csc", "cot", "sinh", "cosh", "tanh")},
     **{name: getattr(mpmath, name) for name in ("exp", "floor", "ceil")},
@@ -207,7 +209,7 @@ class _Parser:
             if self._take("!"):
                 base = Node("!", (base,))
             elif self._take("°"):
-                base = Node("/", (Node("*", (base, Node("constant", ("pi",)))), number(180)))
+                base = Node("/", (Node("*", (base, PI)), number(180)))
             elif self._take("^"):
                 return Node("^", (base, self._signed_power()))
             else:
@@ -305,7 +307,7 @@ class _Parser:
 
     def _named(self, name: str) -> Node:
         if name in ("pi", "infinity", "inf"):
-            return Node("constant", ("pi" if name == "pi" else "oo",))
+            return PI if name == "pi" else INFINITY
         if name == "sqrt":
             return self._root()
         if name in ("gcd", "lcm", "max", "min"):
@@ -378,7 +380,7 @@ class _Parser:
             above = self._one()
             return Node("binomial", (above, self._one()))
         if name in ("pi", "infty"):
-            return Node("constant", ("pi" if name == "pi" else "oo",))
+            return PI if name == "pi" else INFINITY
         if name in _GREEK:
             return self._subscripted(token)
         if name in _COMMANDS:
@@ -399,23 +401,33 @@ class _Parser:
         return inside
 
 
+def nodes_of(node: Node) -> Iterator[Node]:
+    """Yield an expression and all that it consists of."""
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += [part for part in node.parts if isinstance(part, Node)]
+
+
 def symbols(node: Node) -> set[str]:
     """Return the names of the variables; ``e`` and ``i`` are numbers."""
-    if node.kind == "symbol":
-        return set() if node.parts[0] in ("e", "i") else {node.parts[0]}
-    return {name for part in node.parts if isinstance(part, Node) for name in symbols(part)}
+    return {each.parts[0] for each in nodes_of(node) if each.kind == "symbol"} - {"e", "i"}
 
 
 def has_symbol(node: Node, name: str) -> bool:
     """Return True if the expression contains the symbol of that name."""
-    return (node.kind == "symbol" and node.parts[0] == name) or any(
-        has_symbol(part, name) for part in node.parts if isinstance(part, Node)
-    )
+    return Node("symbol", (name,)) in nodes_of(node)
 
 
 def names_pi(node: Node) -> bool:
     """Return True if the expression contains pi, as an angle in radians does."""
-    return node == Node("constant", ("pi",)) or any(names_pi(part) for part in node.parts if isinstance(part, Node))
+    return PI in nodes_of(node)
+
+
+def functions(node: Node) -> set[str]:
+    """Return the names of the functions."""
+    return {each.parts[0] for each in nodes_of(node) if each.kind == "function"}
 
 
 def renamed(node: Node, name: str, other: str) -> Node:
@@ -432,6 +444,11 @@ def replaced(node: Node, name: str, value: Node) -> Node:
     )
 
 
+def scaled(node: Node, factor: Fraction | int) -> Node:
+    """Return so many times the expression."""
+    return node if factor == 1 else Node("*", (node, number(factor)))
+
+
 def arrangements(of: Node, taken: Node) -> Node:
     """Return the number of ways to arrange so many of that many things."""
     return Node("/", (Node("!", (of,)), Node("!", (Node("+", (of, Node("neg", (taken,)))),))))
@@ -439,10 +456,7 @@ def arrangements(of: Node, taken: Node) -> Node:
 
 def decimal_digits(node: Node) -> int | None:
     """Return the fewest significant digits of the decimal fractions in the expression; None if there are none."""
-    if node.kind == "number":
-        digits: int | None = node.parts[1]
-        return digits
-    found = [decimal_digits(part) for part in node.parts if isinstance(part, Node)]
+    found = (each.parts[1] for each in nodes_of(node) if each.kind == "number")
     return min((digits for digits in found if digits is not None), default=None)
 
 
@@ -465,20 +479,21 @@ def exact(node: Node) -> Fraction | None:
     return result
 
 
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "neg": operator.neg,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "mod": operator.mod,
+}
+
+
 def _rational(node: Node, values: list[Fraction]) -> Fraction | None:
+    if node.kind in ("/", "mod") and values[1] == 0:
+        raise NoValueError("it divides by zero")
+    if node.kind in _ARITHMETIC:
+        return Fraction(_ARITHMETIC[node.kind](*values))
     match node.kind:
-        case "+":
-            return values[0] + values[1]
-        case "neg":
-            return -values[0]
-        case "*":
-            return values[0] * values[1]
-        case "/" | "mod" if values[1] == 0:
-            raise NoValueError("it divides by zero")
-        case "/":
-            return values[0] / values[1]
-        case "mod":
-            return values[0] % values[1]
         case "^":
             return _rational_power(*values)
         case "!":
@@ -555,23 +570,15 @@ def _numeric(node: Node, at: Mapping[str, Fraction]) -> Any:
 
 
 def _operation(node: Node, values: list[Any]) -> Any:
+    if node.kind in _ARITHMETIC:
+        return _ARITHMETIC[node.kind](*values)
     match node.kind:
-        case "+":
-            return values[0] + values[1]
-        case "neg":
-            return -values[0]
-        case "*":
-            return values[0] * values[1]
-        case "/":
-            return values[0] / values[1]
         case "^":
             return _numeric_power(*values)
         case "!":
             return mpmath.gamma(_bounded(values[0] + 1))
         case "binomial":
             return mpmath.binomial(_bounded(values[0]), _bounded(values[1]))
-        case "mod":
-            return values[0] % values[1]
     name = node.parts[0]
     if name in ("gcd", "lcm"):
         raise NoValueError(f"{name} needs integers")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from plaudit_reward.code.cases import cases_of
@@ -84,11 +85,9 @@ def _bare_answer(name: str, form: Callable[[str], str]) -> Check:
             )
         if len(words := _WORDS.findall(truth)) > _MOST_WORDS:
             return f"is a text of {len(words)} words, which no response repeats: {_MATH_REMEDY}"
-        try:
+        with suppress(MalformedError):  # compared as it stands
             if not form(truth).strip():
                 return f"is blank in the normal form of {name}, so that an empty answer would be right: {_MATH_REMEDY}"
-        except MalformedError:  # compared as it stands
-            return None
         return None
 
     return check
@@ -168,8 +167,11 @@ CHECKS: dict[str, Check] = {
 """What is wrong with a ground truth, by rule; a rule that is not here uses none."""
 
 
-def problem_of(rule: str, arguments: Mapping[str, Any], ground_truth: Any) -> str | None:
-    """Return a sentence that says why the rule cannot use the ground truth, and the remedy; None: it can."""
+def ground_truth_problem(rule: str, arguments: Mapping[str, Any], ground_truth: Any) -> str | None:
+    """Return a sentence that says why the rule cannot use the ground truth, and the remedy; None: it can.
+
+    ``arguments`` are the rule's, as the job gives them or as the function takes them.
+    """
     check = CHECKS.get(rule)
     problem = None if check is None else check(arguments, ground_truth)
     return None if problem is None else f"ground_truth {shown(ground_truth)} {problem}"

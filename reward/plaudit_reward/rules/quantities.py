@@ -19,60 +19,26 @@ from plaudit_reward.rules.answer_types import (
     Scalar,
     Value,
 )
-from plaudit_reward.rules.expressions import Node, NotAnExpressionError, number, parsed
+from plaudit_reward.rules.expressions import Node, NotAnExpressionError, number, parsed, scaled
 from plaudit_reward.rules.units import DEGREE, MULTIPLIERS, PERCENT, Unit, unit_of, unit_product
 
-_ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
+_ONES = re.findall(
+    r"\w+",
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen",
+)
 _TENS = dict(
     zip(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], range(20, 100, 10), strict=True)
 )
 _CARDINALS = {**{word: value for value, word in enumerate(_ONES)}, **_TENS}
-ORDINALS = {
-    "first": 1,
-    "second": 2,
-    "third": 3,
-    "fourth": 4,
-    "fifth": 5,
-    "sixth": 6,
-    "seventh": 7,
-    "eighth": 8,
-    "ninth": 9,
-    "tenth": 10,
-    "eleventh": 11,
-    "twelfth": 12,
-    "thirteenth": 13,
-    "fourteenth": 14,
-    "fifteenth": 15,
-    "sixteenth": 16,
-    "seventeenth": 17,
-    "eighteenth": 18,
-    "nineteenth": 19,
-    "twentieth": 20,
-    "thirtieth": 30,
-}
+_ORDINAL_WORDS = re.findall(
+    r"\w+",
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth "
+    "sixteenth seventeenth eighteenth nineteenth twentieth",
+)
+_ORDINALS = {**{word: value for value, word in enumerate(_ORDINAL_WORDS, 1)}, "thirtieth": 30}
 _PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4, "fourths": 4}
-_PARTS |= {f"{word}{ending}": value for word, value in ORDINALS.items() if value > 4 for ending in ("", "s")}
+_PARTS |= {f"{word}{ending}": value for word, value in _ORDINALS.items() if value > 4 for ending in ("", "s")}
 
 
 _CHINESE = {sign: value for value, sign in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
@@ -137,16 +103,16 @@ def _plain_number(parts: list[str]) -> tuple[int, int, str] | None:
         else:
             break
         used = index + 1
-    if used == len(parts) - 1 and parts[used - 1] in _TENS and 0 < ORDINALS.get(parts[used], 0) < 10:
-        return total + current + ORDINALS[parts[used]], 1, ""  # twenty-first
+    if used == len(parts) - 1 and parts[used - 1] in _TENS and 0 < _ORDINALS.get(parts[used], 0) < 10:
+        return total + current + _ORDINALS[parts[used]], 1, ""  # twenty-first
     if used and used < len(parts) and parts[used] in _PARTS and total + current and parts[used] != "second":
         return sign * (total + current), _PARTS[parts[used]], " ".join(parts[used + 1 :])
     if not used and parts[:1] in (["half"], ["quarter"]):
         rest = parts[2:] if parts[1:2] == ["of"] else parts[1:]
         if not rest or rest[0] in ("a", "an"):
             return sign, _PARTS[parts[0]], " ".join(rest[1:])
-    if len(parts) == 1 and parts[0] in ORDINALS:
-        return ORDINALS[parts[0]], 1, ""
+    if len(parts) == 1 and parts[0] in _ORDINALS:
+        return _ORDINALS[parts[0]], 1, ""
     return (sign * (total + current), 1, " ".join(parts[used:])) if used else None
 
 
@@ -164,9 +130,8 @@ def _mixed_number(parts: list[str]) -> tuple[int, int, str] | None:
 _BASED = re.compile(
     rf"\(?\s*([0-9A-Za-z]+)\s*\)?\s*_\s*\{{?\s*\(?(?:{WORD})?(?:base\s*(?:{WORD_END}\s*)?)?([a-z]+|\d{{1,2}})(?:{WORD_END})?\)?\s*\}}?"
 )
-_BASE_WORDS = re.findall(r"\w+", "two three four five six seven eight nine ten eleven twelve")
-_BASE_NAMES = {name: base for base, name in enumerate(_BASE_WORDS, 2)}
-_BASE_NAMES |= {"sixteen": 16, "binary": 2, "octal": 8, "hexadecimal": 16}
+_BASE_NAMES = {name: _CARDINALS[name] for name in (*_ONES[2:13], "sixteen")}
+_BASE_NAMES |= {"binary": 2, "octal": 8, "hexadecimal": 16}
 _BASE_NAMES |= {"bin": 2, "oct": 8, "dec": 10, "hex": 16}
 _SPACES_IN_NUMERAL = re.compile(r"(?<=[0-9A-F])\s+(?=[0-9A-F]+\s*\)?\s*_)")
 
@@ -274,12 +239,8 @@ def _past(minutes: str, sign: str, hour: str) -> list[Value]:
     return [Clock((of * 60 + (past if sign in ("past", "after") else -past)) * 60, "")]
 
 
-_MONTH_NAMES = "january february march april may june july august september october november december"
-_MONTHS = {
-    name[:length]: month
-    for month, name in enumerate(re.findall(r"\w+", _MONTH_NAMES), 1)
-    for length in (3, 4, len(name))
-}
+MONTHS = re.findall(r"\w+", "january february march april may june july august september october november december")
+_MONTHS = {name[:length]: month for month, name in enumerate(MONTHS, 1) for length in (3, 4, len(name))}
 _DAY_OF_MONTH = re.compile(
     r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?(?:on )?(?:the )?"
     r"(?:(?P<m>[a-z]{3,9})\.? (?:the )?(?P<d>\d{1,2})(?: ?(?:st|nd|rd|th))?"
@@ -416,8 +377,8 @@ def _place(plain: str) -> list[Value]:
     """Read the number of a thing, such as ``day 5`` or ``third quadrant``, which is no amount of them."""
     if found := _PLACE.fullmatch(plain):
         name, place = found[1], int(found[2]) if found[2].isdecimal() else _roman_value(found[2].upper())
-    elif (found := _NTH_PLACE.fullmatch(plain)) and (found[3] or found[1].casefold() in ORDINALS):
-        name, place = found[2] or found[4], int(found[3] or ORDINALS[found[1].casefold()])
+    elif (found := _NTH_PLACE.fullmatch(plain)) and (found[3] or found[1].casefold() in _ORDINALS):
+        name, place = found[2] or found[4], int(found[3] or _ORDINALS[found[1].casefold()])
     else:
         return []
     name = name.casefold() if name.casefold() in ("no", "number") else f"no. of {name.casefold()}"
@@ -486,17 +447,13 @@ def _simple_quantity(plain: str) -> list[Value]:
     if not head.strip():
         return _counted(words) if tail and not currency else []
     factor, words = _multiplier(words)
-    scaled = _scaled(parsed(head.strip()), factor)
+    node = scaled(parsed(head.strip()), factor)
     unit = _unit(words.replace(WORD, " ").replace(WORD_END, " "))
     if currency and (unit is None or unit.dimension is None):
         unit = unit_of(currency[2])
     if unit is not None:
-        return [Quantity(scaled, unit)]
-    return [Scalar(scaled), *_letter_unit(head)]
-
-
-def _scaled(node: Node, factor: int) -> Node:
-    return node if factor == 1 else Node("*", (node, number(factor)))
+        return [Quantity(node, unit)]
+    return [Scalar(node), *_letter_unit(head)]
 
 
 def _multiplier(words: str) -> tuple[int, str]:

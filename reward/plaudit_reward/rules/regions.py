@@ -9,24 +9,24 @@ import mpmath  # type: ignore[import-untyped]
 
 from plaudit_reward.rules.answer_types import Bracketed, Interval, Named, Reading, Region, Relation, Scalar, Value
 from plaudit_reward.rules.expression_equality import are_close, is_infinite, same_node
-from plaudit_reward.rules.expressions import Node, NoValueError, has_symbol, number, numeric, parsed, symbols
+from plaudit_reward.rules.expressions import INFINITY, Node, NoValueError, has_symbol, number, numeric, parsed, symbols
 
-INFINITY = Node("constant", ("oo",))
 LINE = Interval(Node("neg", (INFINITY,)), INFINITY, False, False)
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 
 
 def combined(regions: list[Region], conjunction: bool) -> Region:
     """Join the inequalities of one variable; half-lines that point apart are a union, whatever joins them."""
+    union = Region(tuple(piece for region in regions for piece in region.pieces))
     if not conjunction:
-        return Region(tuple(piece for region in regions for piece in region.pieces))
+        return union
     if (both := _between(regions)) is not None:
         return both
     whole, *others = regions
     excluded = [other.without for other in others if other.pieces == (LINE,)]
     if len(excluded) == len(others):
         return Region(whole.pieces, (*whole.without, *(piece for pieces in excluded for piece in pieces)))
-    return Region(tuple(piece for region in regions for piece in region.pieces), ())
+    return union
 
 
 def _between(regions: list[Region]) -> Region | None:

@@ -15,7 +15,8 @@ import msgspec
 
 from plaudit_job.rules.arguments import RULE_ARGUMENTS, read_arguments
 from plaudit_reward.code.scorer import CodeScorer
-from plaudit_reward.rules import ground_truths, string_rules, symbolic_rules
+from plaudit_reward.rules import string_rules, symbolic_rules
+from plaudit_reward.rules.ground_truths import ground_truth_problem
 from plaudit_reward.rules.rule import FunctionRule, Rule
 from plaudit_reward.scorer import ALWAYS_ROOM, Attempt, Score, Scorer
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError
@@ -71,15 +72,6 @@ def known_rule_of(data_source: str) -> str:
             "with a function (kind: python)"
         )
     return rule
-
-
-def ground_truth_problem(rule: str, arguments: Mapping[str, Any], ground_truth: Any) -> str | None:
-    """Return a sentence that says why the rule cannot use a row's ground truth, and the remedy; None: it can.
-
-    Args:
-        arguments: the rule's, as the job gives them or as the function takes them.
-    """
-    return ground_truths.problem_of(rule, arguments, ground_truth)
 
 
 class RuleScorer:

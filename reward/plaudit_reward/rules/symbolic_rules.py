@@ -271,17 +271,6 @@ def _same_matrix(given: str, truth: str, how: ComparisonOptions) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class VerifyOptions:
-    """Choose how Math-Verify reads and compares; the defaults are its own, and verl's."""
-
-    strict: bool = True
-    float_rounding: int = 6
-    precision: int = 15
-    units: bool = True
-    last_box_wins: bool = False
-
-
 def math_verify(
     sample: Sample,
     *,
@@ -308,39 +297,34 @@ def math_verify(
         last_box_wins: the last box alone is the answer, where the response has one.
     """
     truth = text_truth(sample.ground_truth, "math_verify")
-    how = VerifyOptions(strict, float_rounding, precision, units, last_box_wins)
-    return 1.0 if shown_within(limit_seconds, partial(verified, sample.response, truth, how)) else 0.0
+    inside = last_box(sample.response) if last_box_wins else None
+    response = sample.response if inside is None else f"\\boxed{{{inside}}}"
+    claim = partial(
+        verified, response, truth, strict=strict, float_rounding=float_rounding, precision=precision, units=units
+    )
+    return 1.0 if shown_within(limit_seconds, claim) else 0.0
 
 
-def verified(response: str, truth: str, how: VerifyOptions | None = None) -> bool:
-    """Return True if Math-Verify finds the truth among the response's answers; call it under ``cpu_limit``."""
+def verified(
+    response: str, truth: str, *, strict: bool = True, float_rounding: int = 6, precision: int = 15, units: bool = True
+) -> bool:
+    """Return True if Math-Verify finds the truth among the response's answers; call it under ``cpu_limit``.
+
+    Arguments as ``math_verify``; the defaults are Math-Verify's own, and verl's.
+    """
     from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
     from math_verify.grader import verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig, parse
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
-    how = how or VerifyOptions()
     normal = NormalizationConfig(
-        basic_latex=True, units=how.units, malformed_operators=True, nits=True, boxed="all", equations=False
+        basic_latex=True, units=units, malformed_operators=True, nits=True, boxed="all", equations=False
     )
     latex = LatexExtractionConfig(normalization_config=normal)
-    if how.last_box_wins and (inside := last_box(response)) is not None:
-        response = f"\\boxed{{{inside}}}"
     golden = parse(f"\\boxed{{{truth}}}", (latex,), parsing_timeout=None)
     given = parse(response, (ExprExtractionConfig(), latex), parsing_timeout=None)
-    same = (
-        golden
-        and given
-        and verify(
-            golden,
-            given,
-            float_rounding=how.float_rounding,
-            numeric_precision=how.precision,
-            strict=how.strict,
-            timeout_seconds=None,
-        )
-    )
-    return bool(same)
+    how = {"float_rounding": float_rounding, "numeric_precision": precision, "strict": strict}
+    return bool(golden and given and verify(golden, given, **how, timeout_seconds=None))
 
 
 _COMPUTED_BY_SYMPY = re.compile(r"\\(?:int|iint|oint|sum|prod|lim)(?![a-z])")

@@ -91,19 +91,8 @@ PERCENT = Unit((), Fraction(1, 100))
 DEGREE = Unit((("angle", 1),), Fraction(1))
 RADIAN = Unit((("radians", 1),), Fraction(1))
 HOUR = Unit(_TIME, Fraction(3600))
-MULTIPLIERS = {
-    "hundred": 100,
-    "thousand": 1000,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-    "dozen": 12,
-    "hundreds": 100,
-    "thousands": 1000,
-    "millions": 10**6,
-    "billions": 10**9,
-    "dozens": 12,
-}
+MULTIPLIERS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+MULTIPLIERS |= {f"{name}s": MULTIPLIERS[name] for name in ("hundred", "thousand", "million", "billion", "dozen")}
 _FILLERS = frozenset(
     re.findall(
         r"\w+",

@@ -30,36 +30,16 @@ from plaudit_reward.rules.answer_types import (
     Value,
     Words,
 )
-from plaudit_reward.rules.chemistry import (
-    same_reaction,
-)
-from plaudit_reward.rules.expression_equality import (
-    same_family,
-    same_node,
-)
-from plaudit_reward.rules.expressions import (
-    Node,
-    exact,
-    names_pi,
-    number,
-)
+from plaudit_reward.rules.chemistry import same_reaction
+from plaudit_reward.rules.expression_equality import same_family, same_node
+from plaudit_reward.rules.expressions import PI, Node, exact, names_pi, number, scaled
+from plaudit_reward.rules.quantities import MONTHS
 from plaudit_reward.rules.regions import same_region_and_set, same_regions
-from plaudit_reward.rules.units import (
-    DEGREE,
-    GENERIC,
-    HOUR,
-    PERCENT,
-    RADIAN,
-    Unit,
-)
+from plaudit_reward.rules.units import DEGREE, GENERIC, HOUR, PERCENT, RADIAN, Unit
 
 
 def _scalars(given: Scalar, truth: Scalar) -> str | None:
     return same_node(given.node, truth.node) or same_family(given.node, truth.node)
-
-
-def _times(node: Node, factor: Fraction) -> Node:
-    return node if factor == 1 else Node("*", (node, number(factor)))
 
 
 def _quantities(given: Quantity, truth: Quantity) -> str | None:
@@ -69,7 +49,7 @@ def _quantities(given: Quantity, truth: Quantity) -> str | None:
             return _quantities(_in_degrees(given), _in_degrees(truth))
         if ours.dimension != theirs.dimension or (ours.words and theirs.words and ours.words != theirs.words):
             return None
-        reason = same_node(_times(given.node, ours.factor / theirs.factor), truth.node)
+        reason = same_node(scaled(given.node, ours.factor / theirs.factor), truth.node)
         return reason and f"{reason}, in the same unit"
     return same_node(given.node, truth.node) if _same_words(ours, theirs) else None
 
@@ -90,7 +70,7 @@ def _bare_given(given: Scalar, truth: Quantity) -> str | None:
     """Compare a number without unit: it is meant in the truth's unit. A percentage may also be the ratio."""
     unit = truth.unit
     if _is_percentage(unit):
-        ratio = same_node(given.node, _times(truth.node, unit.factor))
+        ratio = same_node(given.node, scaled(truth.node, unit.factor))
         return ratio or same_node(given.node, truth.node)
     if unit == DEGREE and names_pi(given.node) and not names_pi(truth.node):
         return same_node(_in_degrees(Quantity(given.node, RADIAN)).node, truth.node)
@@ -104,7 +84,7 @@ def _is_percentage(unit: Unit) -> bool:
 def _in_degrees(angle: Quantity) -> Quantity:
     if angle.unit != RADIAN:
         return angle
-    return Quantity(Node("/", (Node("*", (angle.node, number(180))), Node("constant", ("pi",)))), DEGREE)
+    return Quantity(Node("/", (Node("*", (angle.node, number(180))), PI)), DEGREE)
 
 
 def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
@@ -114,7 +94,7 @@ def _bare_truth(given: Quantity, truth: Scalar) -> str | None:
     if given.unit == DEGREE and names_pi(truth.node):
         return None if names_pi(given.node) else _bare_given(truth, given)
     if _is_percentage(given.unit):
-        ratio = same_node(_times(given.node, given.unit.factor), truth.node)
+        ratio = same_node(scaled(given.node, given.unit.factor), truth.node)
         value = exact(truth.node)
         return ratio or (same_node(given.node, truth.node) if value is not None and abs(value) > 1 else None)
     return same_node(given.node, truth.node)
@@ -162,7 +142,7 @@ def _clock_and_duration(given: Clock | Quantity, truth: Clock | Quantity) -> str
     if clock.half or duration.unit.dimension != HOUR.dimension or not duration.unit.spelled:
         return None
     seconds = (Fraction(clock.seconds), *([Fraction(clock.seconds, 60)] if clock.seconds % 60 == 0 else []))
-    value = exact(_times(duration.node, duration.unit.factor))
+    value = exact(scaled(duration.node, duration.unit.factor))
     return "the same time" if value in seconds else None
 
 
@@ -199,14 +179,9 @@ def _quotient(ratio: Ratio) -> Node | None:
     return Node("/", (_node(ratio.items[0]), _node(ratio.items[1]))) if len(ratio.items) == 2 else None
 
 
-def _ratio_given(given: Ratio, truth: Scalar) -> str | None:
-    quotient = _quotient(given)
-    return same_node(quotient, truth.node) if quotient else None
-
-
-def _ratio_truth(given: Scalar, truth: Ratio) -> str | None:
-    quotient = _quotient(truth)
-    return same_node(given.node, quotient) if quotient else None
+def _ratio_and_number(given: Ratio | Scalar, truth: Ratio | Scalar) -> str | None:
+    ours, theirs = (_quotient(value) if isinstance(value, Ratio) else value.node for value in (given, truth))
+    return same_node(ours, theirs) if ours and theirs else None
 
 
 def _texts(given: Words, truth: Words) -> str | None:
@@ -249,17 +224,13 @@ def _verdict(text: str) -> str:
     return first if first in _OPPOSITES and not doubts else ""
 
 
-_DAYS_AND_MONTHS = re.findall(
-    r"\w+",
-    "monday tuesday wednesday thursday friday saturday sunday january february march april june july august september "
-    "october november december",
-)
+_DAYS = re.findall(r"\w+", "monday tuesday wednesday thursday friday saturday sunday")
 _SYNONYMS = (
     {"dne", "does not exist", "doesn't exist", "it does not exist", "limit does not exist", "nonexistent"},
     {"undefined", "not defined", "is undefined"},
     {"diverges", "divergent", "is divergent", "it diverges", "does not converge", "doesn't converge", "not convergent"},
     {"cannot be determined", "can't be determined", "not enough information", "insufficient information"},
-    *({name[:3], name} for name in _DAYS_AND_MONTHS),
+    *({name[:3], name} for name in (*_DAYS, *MONTHS)),
     {"infinitely many", "infinitely many solutions", "infinite number of solutions", "infinite solutions"},
 )
 
@@ -299,8 +270,8 @@ COMPARISONS: tuple[Comparison, ...] = (
     ((Quantity, Clock), _clock_and_duration),
     ((Date, Date), _dates),
     ((Ratio, Ratio), _ratios),
-    ((Ratio, Scalar), _ratio_given),
-    ((Scalar, Ratio), _ratio_truth),
+    ((Ratio, Scalar), _ratio_and_number),
+    ((Scalar, Ratio), _ratio_and_number),
     ((Words, Words), _texts),
     ((Reaction, Reaction), same_reaction),
     ((Interval | Region, Interval | Region), same_regions),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plaudit_job.rules.arguments import RULE_ARGUMENTS
-from plaudit_reward.rules.scorer import ground_truth_problem
+from plaudit_reward.rules.ground_truths import ground_truth_problem
 
 MATHS = ("geo3k", "math", "math_dapo", "math_reward", "math_verify", "prime_math")
 BARE = ("geo3k", "math_dapo", "math_reward", "prime_math")

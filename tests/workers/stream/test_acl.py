@@ -221,8 +221,8 @@ async def test_reward_workers_keep_the_limits_of_judges(guarded: dict[str, Redis
     ).number == 1
     await budget.close()
     usage = EndpointUsage()
-    usage.count_request("200")
-    usage.count_tokens(5, 7)
+    usage.requests["200"] += 1
+    usage.tokens.update(prompt=5, completion=7)
     report = UsageReport("big", usage, guarded["reward"].client(timeout_s=5.0, retries=0), RUN)
     await report.stop()
     assert not usage.requests

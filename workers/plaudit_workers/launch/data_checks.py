@@ -414,7 +414,8 @@ class RuleChecks:
 
     def add(self, row: NumberedRow) -> None:
         """Look at one row."""
-        from plaudit_reward.rules.scorer import ground_truth_problem, rule_of  # a job without data needs no rules
+        from plaudit_reward.rules.ground_truths import ground_truth_problem  # a job without data needs no rules
+        from plaudit_reward.rules.scorer import rule_of
 
         for field_name, scorer in self._scorers.items():
             rule = scorer.rule or rule_of(row.row.data_source)
