@@ -35,9 +35,9 @@ class AgentLoopColumns:
     """Seconds in the scorers, waits for limits and retries included."""
     num_preempted: Integers
     """Preemptions by the engine; -1 = unknown."""
-    prompt_length: Integers | None = None
-    """Tokens; None leaves out both lengths of the slowest sample."""
-    response_length: Integers | None = None
+    prompt_length: Integers
+    """Tokens, as ``response_length``."""
+    response_length: Integers
 
     @classmethod
     def from_samples(cls, samples: SampleColumns) -> AgentLoopColumns:
@@ -73,9 +73,7 @@ def agent_loop_statistics(columns: AgentLoopColumns) -> dict[str, float]:
     if columns.num_preempted[slowest] >= 0:
         statistics[f"{_PREFIX}/slowest/num_preempted"] = float(columns.num_preempted[slowest])
     for name in ("prompt_length", "response_length"):
-        lengths = getattr(columns, name)
-        if lengths is not None:
-            statistics[f"{_PREFIX}/slowest/{name}"] = float(lengths[slowest])
+        statistics[f"{_PREFIX}/slowest/{name}"] = float(getattr(columns, name)[slowest])
     for measure in ("min", "max", "mean"):
         statistics[f"{_PREFIX}/reward/{measure}"] = statistics[f"{_PREFIX}/compute_score/{measure}"]
     statistics[f"{_PREFIX}/slowest/reward"] = statistics[f"{_PREFIX}/slowest/compute_score"]
