@@ -79,7 +79,7 @@ def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -
     held = [pod for pod in pods if not suspended and pod_state.sidecars_left(pod, "trainer")]
     codes = {code for pod in held for code, _ in pod_state.exit_of(pod, "trainer")}
     if holds(job, "Failed", "FailureTarget") or codes - {0}:
-        return _failed(observed, number, job, rules)
+        return _failed(number, job, pods, rules)
     return TrainerAttempt(number, "running", job=job)
 
 
@@ -90,8 +90,7 @@ def pods_missing(observed: Observed) -> bool:
     return attempt.verdict == "disrupted" and attempt.number not in ended
 
 
-def _failed(observed: Observed, number: int, job: Object, rules: Sequence[FailureRuleSpec]) -> TrainerAttempt:
-    pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
+def _failed(number: int, job: Object, pods: list[Object], rules: Sequence[FailureRuleSpec]) -> TrainerAttempt:
     exits = [(code, message) for pod in pods for code, message in pod_state.exit_of(pod, "trainer")]
     by_default = _by_default(number, job, pods, exits)
     reasons = {reason for pod in pods for reason in pod_state.failure_reasons(pod)}

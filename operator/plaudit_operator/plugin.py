@@ -144,7 +144,7 @@ def _top(kubectl: Kubectl, options: argparse.Namespace) -> int:
 
 def _need_metrics(kubectl: Kubectl, job: str) -> None:
     pods = kubectl.items("pods", "--selector", f"{names.LABEL_JOB}={job},{names.LABEL_ROLE}=metrics")
-    if not any(map(is_ready, pods)):
+    if not any(holds(pod, "Ready") for pod in pods):
         raise PluginError(missing_pods(_job(kubectl, job), "metrics"))
 
 
@@ -275,11 +275,6 @@ def missing_pods(job: Object, role: str) -> str:
         return f"{problem}: they were deleted at its end (lifecycle.cleanup). {kept}"
     problems = [f"{kind}: {message}" for kind, message, _ in _troubles(job)]
     return f"{problem}. " + ("; ".join(problems) or f"See kubectl describe {job['kind'].lower()} {name}")
-
-
-def is_ready(pod: Object) -> bool:
-    """Return True if a pod is ready."""
-    return holds(pod, "Ready")
 
 
 def _head(job: Object, now: float) -> str:

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from plaudit_job.spec.reward_service import FIXED_SECTIONS
 from plaudit_job.spec.rljob import LifecycleSpec
 from plaudit_operator import names
 from plaudit_operator.admission import frozen_changes, unreadable
@@ -38,6 +37,7 @@ from plaudit_operator.observed import (
 )
 from plaudit_operator.pod_state import held_by, is_gated, is_leaving, is_over, is_scheduled
 from plaudit_operator.runtime.kinds import RLJOB
+from plaudit_operator.services import changed_sections
 
 GangWait = Literal["", "room", "queue"]
 """The reason to wait: none (empty), room for the whole group, or the queue."""
@@ -151,12 +151,7 @@ def _changed_since(job_object: Object, config: Object) -> list[str]:
     data = config["data"]
     if job_object["kind"] == RLJOB.kind:
         return frozen_changes(json.loads(data["spec.json"]), job_object["spec"])
-    accepted = json.loads(data["current.json"])
-    return [f"spec.{name}" for name in FIXED_SECTIONS if _section(job_object["spec"], name) != _section(accepted, name)]
-
-
-def _section(spec: Object, name: str) -> Object:
-    return spec.get(name) or {}
+    return changed_sections(job_object["spec"], json.loads(data["current.json"]))
 
 
 def is_in_use(observed: Observed, child: Object, revision: str) -> bool:

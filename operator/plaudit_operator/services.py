@@ -87,10 +87,14 @@ def _in_effect(service: Object, data: Mapping[str, str], accepted: Mapping[str, 
 
 
 def _edited(service: Object, accepted: Mapping[str, Any], files: Object | None) -> Admitted | RefusedJob:
-    if changed := [name for name in FIXED_SECTIONS if (service["spec"].get(name) or {}) != (accepted.get(name) or {})]:
-        sections = ", ".join(f"spec.{name}" for name in changed)
-        return RefusedJob(Reason.IMMUTABLE_CHANGED, f"{sections} cannot change while the service exists")
+    if changed := ", ".join(changed_sections(service["spec"], accepted)):
+        return RefusedJob(Reason.IMMUTABLE_CHANGED, f"{changed} cannot change while the service exists")
     return admitted_anew(service, files)
+
+
+def changed_sections(spec: Mapping[str, Any], accepted: Mapping[str, Any]) -> list[str]:
+    """Return the fixed sections of a service that differ, as written: ``spec.storage``."""
+    return [f"spec.{name}" for name in FIXED_SECTIONS if (spec.get(name) or {}) != (accepted.get(name) or {})]
 
 
 def _revised(admitted: Admitted) -> Admitted:
@@ -125,11 +129,6 @@ def referenced(job_object: Object) -> list[str]:
     holders = [*(reward.get("scorers") or []), (reward.get("gateway") or {}).get("canary") or {}]
     found = ((holder.get("service") or {}).get("name") for holder in holders if isinstance(holder, Mapping))
     return list(dict.fromkeys(name for name in found if name))
-
-
-def token_secrets(observed: Observed) -> tuple[tuple[str, str], ...]:
-    """Return the name of the Secret with the tokens of each service that exists, by the service's name."""
-    return tuple(sorted(observed.services.items()))
 
 
 def token_secret(service: Object, run_uid: str) -> str:

@@ -64,30 +64,17 @@ def test_of_equally_slow_samples_the_first_is_the_slowest() -> None:
     assert agent_loop_statistics(columns_of(rows))["timing_s/agent_loop/slowest/prompt_length"] == 5
 
 
-def test_without_lengths_only_the_two_length_keys_are_absent() -> None:
-    ones = np.ones(3)
-    statistics = agent_loop_statistics(AgentLoopColumns(ones, ones, ones, ones.astype(int)))
-    assert set(verl_statistics([dict.fromkeys(ROW_KEYS, 1.0)])) - set(statistics) == {
-        "timing_s/agent_loop/slowest/prompt_length",
-        "timing_s/agent_loop/slowest/response_length",
-    }
-
-
-ROW_KEYS = ("generate_sequences", "tool_calls", "compute_score", "num_preempted", "prompt_length", "response_length")
-
-
 def test_unknown_preemptions_do_not_enter_the_figures() -> None:
-    statistics = agent_loop_statistics(
-        AgentLoopColumns(np.array([1.0, 9.0, 2.0]), np.zeros(3), np.zeros(3), np.array([2, -1, 4]))
-    )
+    rest = (np.zeros(3), np.zeros(3), np.array([2, -1, 4]), np.ones(3, int), np.ones(3, int))
+    statistics = agent_loop_statistics(AgentLoopColumns(np.array([1.0, 9.0, 2.0]), *rest))
     assert statistics["timing_s/agent_loop/num_preempted/min"] == 2
     assert statistics["timing_s/agent_loop/num_preempted/mean"] == 3
     assert "timing_s/agent_loop/slowest/num_preempted" not in statistics
 
 
 def test_no_samples_give_no_keys() -> None:
-    nothing = np.empty(0)
-    assert agent_loop_statistics(AgentLoopColumns(nothing, nothing, nothing, nothing.astype(int))) == {}
+    nothing, none = np.empty(0), np.empty(0, int)
+    assert agent_loop_statistics(AgentLoopColumns(nothing, nothing, nothing, none, none, none)) == {}
 
 
 def test_a_step_carries_the_keys_for_its_generated_samples(sample: Callable[..., SampleRecord]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plaudit_operator.names import Reason
-from plaudit_operator.plugin import ended, is_ready, main, missing_pods, summary, unknown_job
+from plaudit_operator.plugin import ended, main, missing_pods, summary, unknown_job
 from plaudit_wire.printable import printable
 
 NOW = 1_767_225_600.0  # 2026-01-01T00:00:00Z
@@ -82,11 +82,6 @@ def test_why_a_role_cannot_be_asked_is_the_reason_of_its_condition():
 def test_an_unknown_job_is_refused_with_the_known_names():
     assert unknown_job("gsm", "team-a", [job("Running")]).endswith("Jobs in it: gsm8k (Running)")
     assert "-n NAMESPACE" in unknown_job("gsm", "team-a", [])
-
-
-@pytest.mark.parametrize(("status", "ready"), [("True", True), ("False", False)])
-def test_a_pod_is_ready_when_its_condition_says_so(status: str, ready: bool):
-    assert is_ready({"status": {"conditions": [{"type": "Ready", "status": status}]}}) is ready
 
 
 def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -61,7 +61,7 @@ class World:
 
     def start_operator(self) -> None:
         """A fresh process: nothing in memory but what it lists."""
-        rendering._kept.clear()  # as in a new process; and the uids of two tests are alike
+        rendering._kept._values.clear()  # as in a new process; and the uids of two tests are alike
         self.cache = Cache()
         self.reconciler = Reconciler(self.cluster, self.cache, self.settings, Inline(), self, lambda: self.cluster.now)
         self.relist()

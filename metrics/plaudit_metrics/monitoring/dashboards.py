@@ -52,8 +52,7 @@ _EVALUATED_EVERY = "1m"
 _EXPRESSIONS = DataSourceRef("__expr__", "__expr__")
 
 
-def fleet_dashboard() -> Dashboard:
-    """Return the dashboard."""
+def _fleet_dashboard() -> Dashboard:
     board = frame("plaudit-fleet", "Plaudit / Fleet", "All runs: time waiting for rewards, queue age, stalled steps")
     board = _totals(with_run_variables(board))
     board = with_panels(board, map(_linked, _shares()))
@@ -183,8 +182,7 @@ def _rates() -> Sequence[Any]:
     )
 
 
-def operator_dashboard() -> Dashboard:
-    """Return the dashboard."""
+def _operator_dashboard() -> Dashboard:
     board = frame("plaudit-operator", "Plaudit / Operator", "The cluster's operator and its RLJobs")
     stats = (
         Stat("Leaders", COUNT, "Operator pods that lead. It must be 1.").of("sum(plaudit_operator_leader)"),
@@ -230,8 +228,8 @@ def operator_dashboard() -> Dashboard:
 
 DASHBOARDS: dict[str, Dashboard] = {
     "job": job_dashboard(),
-    "fleet": fleet_dashboard(),
-    "operator": operator_dashboard(),
+    "fleet": _fleet_dashboard(),
+    "operator": _operator_dashboard(),
 }
 """File name without ending → dashboard."""
 

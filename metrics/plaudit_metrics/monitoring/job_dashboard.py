@@ -39,14 +39,14 @@ def job_dashboard() -> Dashboard:
     board = with_page_variable(board)
     board = with_panels(board, map(_linked, _first_screen()))
     rows: dict[str, Callable[[], Sequence[Any]]] = {
-        "Reward": reward,
-        "Scorers": scorers,
+        "Reward": _reward,
+        "Scorers": _scorers,
         "Steps and stages": _stages,
-        "Generation and rollout engines": generation,
-        "Tools": tools,
-        "Sandboxes": sandboxes,
-        "Judges and limits": judges,
-        "Reward models": reward_models,
+        "Generation and rollout engines": _generation,
+        "Tools": _tools,
+        "Sandboxes": _sandboxes,
+        "Judges and limits": _judges,
+        "Reward models": _reward_models,
         "Policy": _policy,
         "Transport": _transport,
     }
@@ -119,8 +119,7 @@ def _first_screen() -> Sequence[Any]:
     )
 
 
-def reward() -> Sequence[Any]:
-    """Return the panels of rewards."""
+def _reward() -> Sequence[Any]:
     mean, std = newest("plaudit_reward_mean"), newest("plaudit_reward_std")
     return (
         Lines("Reward", COUNT, "Of the newest step; samples without a score are not zeros.", signed=True).of(
@@ -186,8 +185,7 @@ def reward() -> Sequence[Any]:
     )
 
 
-def scorers() -> Sequence[Any]:
-    """Return the panels of scorers and workers."""
+def _scorers() -> Sequence[Any]:
     failed = rate("plaudit_score_seconds_count", "scorer, outcome", where=', outcome!="scored"')
     quantiles = [(quantile(q, "plaudit_score_seconds", "scorer"), f"{{{{scorer}}}}: {q}") for q in (0.5, 0.99)]
     return (
@@ -219,8 +217,7 @@ def scorers() -> Sequence[Any]:
     )
 
 
-def judges() -> Sequence[Any]:
-    """Return the panels of judges and of limits."""
+def _judges() -> Sequence[Any]:
     return (
         Lines("Mean wait for a limit", SECONDS, "Of the newest 100 calls.").of(
             (newest("plaudit_limiter_recent_wait_seconds", "judge"), "{{judge}}")
@@ -241,8 +238,7 @@ def judges() -> Sequence[Any]:
     )
 
 
-def reward_models() -> Sequence[Any]:
-    """Return the panels of Plaudit's own servers of reward models."""
+def _reward_models() -> Sequence[Any]:
     server = "plaudit_model_server"
     passes = rate(f"{server}_inference_seconds_count", "scorer")
     waits = [(quantile(q, f"{server}_queue_wait_seconds", "scorer"), f"{{{{scorer}}}} wait: {q}") for q in (0.5, 0.99)]
@@ -280,8 +276,7 @@ def reward_models() -> Sequence[Any]:
     )
 
 
-def generation() -> Sequence[Any]:
-    """Return the panels of generation and of the rollout engines."""
+def _generation() -> Sequence[Any]:
     lengths = [(quantile(q, "plaudit_response_tokens"), f"p{q * 100:g}") for q in (0.5, 0.99)]
     return (
         Lines(
@@ -316,8 +311,7 @@ def generation() -> Sequence[Any]:
     )
 
 
-def tools() -> Sequence[Any]:
-    """Return the panels of tools."""
+def _tools() -> Sequence[Any]:
     return (
         Lines(
             "Tool calls by outcome",
@@ -338,8 +332,7 @@ def tools() -> Sequence[Any]:
     )
 
 
-def sandboxes() -> Sequence[Any]:
-    """Return the panels of samples' machines."""
+def _sandboxes() -> Sequence[Any]:
     return (
         Lines(
             "Machines of samples",

@@ -215,9 +215,9 @@ OLDEST_SAMPLE = f'{{__name__=~"plaudit_stream_oldest_(undelivered|in_flight)_sec
 """Age of the oldest sample that waits for a reward worker or is in work."""
 
 
-def newest(name: str, by: str = "", where: str = "") -> str:
+def newest(name: str, by: str = "") -> str:
     """Return a gauge, the largest over all labels but ``by``."""
-    return f"max by ({by}) ({name}{{{OF_RUN}{where}}})"
+    return f"max by ({by}) ({name}{{{OF_RUN}}})"
 
 
 def quantile(q: float, name: str, by: str = "") -> str:

@@ -43,7 +43,11 @@ def step_detail(step: ClosedStep) -> dict[str, Any]:
 
 def sample_details(step: ClosedStep, count: int) -> list[dict[str, Any]]:
     """Return the step's slowest samples, each with its stages."""
-    return [_sample(sample, step) for sample in step.slowest[:count]]
+    return [
+        msgspec.to_builtins(sample)
+        | {"wall_s": sample.wall_s, "stages_s": stages_of(sample, step.groups.get(sample.group))}
+        for sample in step.slowest[:count]
+    ]
 
 
 def step_timeline(
@@ -78,12 +82,6 @@ def verdict_detail(recent: Sequence[StepRecord], *, together: bool = False) -> d
         "recent_verdict": of_all,
         "recent": Counter(record.verdict for record in recent),
     }
-
-
-def _sample(sample: SampleRecord, step: ClosedStep) -> dict[str, Any]:
-    record: dict[str, Any] = msgspec.to_builtins(sample)
-    group = step.groups.get(sample.group)
-    return record | {"wall_s": sample.wall_s, "stages_s": stages_of(sample, group)}
 
 
 def _own_figures(record: StepRecord) -> dict[str, float]:

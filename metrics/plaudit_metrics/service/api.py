@@ -166,11 +166,7 @@ class RunApi:
         workers = () if opened["waits_for"] == answers.REDIS_AWAY else self._view.snapshot.worker_records
         ended = await asyncio.to_thread(read_ending, self._folder) if self._folder else None
         content = {"open": opened, "ended": ended, "looks": [_look(seen) for seen in looks], "workers": workers}
-        return _json({"run": self._run, "service": self._is_service, **content})
-
-    @property
-    def _is_service(self) -> bool:
-        return self._view.series.info.schedule == SERVICE
+        return _json({"run": self._run, "service": self._view.series.info.schedule == SERVICE, **content})
 
     async def _service(self, _: Request) -> Response:
         view = self._view
@@ -216,7 +212,7 @@ def _look(seen: RunSnapshot) -> dict[str, Any]:
     }
 
 
-def _json(content: dict[str, Any]) -> Response:
+def _json(content: Any) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
@@ -308,10 +304,9 @@ class StoredSamples:
     async def _answer(self, read: Any) -> Response:
         async with self._one_at_a_time:
             try:
-                content = await asyncio.to_thread(read)
+                return _json(await asyncio.to_thread(read))
             except UnreadableFileError as error:
                 raise RefusedQueryError(500, str(error)) from error
-        return Response(msgspec.json.encode(content), media_type="application/json")
 
     async def _auditors(self, _: Request) -> Response:
         return await self._answer(

@@ -58,7 +58,7 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> None:
         await _wait_for_redis(client, settings, stop)
         with listening_socket(settings.host, settings.port) as listener:
             await _serve_on(listener, client, settings, stop, sender)
-    except (MissingPackageError, _TlsRefusedError, RedisError, OSError) as error:
+    except (MissingPackageError, RedisError, OSError) as error:
         raise CannotServeError(_message(error, settings)) from error
     finally:
         await client.aclose()
@@ -168,7 +168,7 @@ async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asynci
             raise
         except OUTAGE as error:
             if problem := await settings.redis.tls_problem(error):
-                raise _TlsRefusedError(problem) from error
+                raise CannotServeError(problem) from error
             outages.report(error)
             await asyncio.sleep(0.5)
         else:
@@ -176,12 +176,8 @@ async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asynci
             return
 
 
-class _TlsRefusedError(Exception):
-    """TLS is set up wrongly; the message says how."""
-
-
 def _message(error: Exception, settings: ServiceSettings) -> str:
-    if isinstance(error, MissingPackageError | _TlsRefusedError):
+    if isinstance(error, MissingPackageError):
         return str(error)
     if isinstance(error, AuthenticationError | ResponseError):
         return f"Redis at {settings.redis.url} refused: {error}. Check PLAUDIT_REDIS_PASSWORD"

@@ -129,7 +129,7 @@ class SpanSender:
         seconds = stages_of(sample, group)
         at = sample.stamps.admitted
         ids = sample_ids(self._run, sample.group, sample.index)
-        root = self._sdk.start("sample", at, of_sample(record, sample), ids=ids)
+        root = self._sdk.start("sample", at, _of_sample(record, sample), ids=ids)
         self._sdk.fail(root, sample.scoring.outcome, sample.scoring.reason)
         for stage in STAGES:
             if stage not in seconds:
@@ -151,11 +151,11 @@ class SpanSender:
         began = turns_began(sample)
         for number, turn in enumerate(sample.generation.turns, 1):
             at = began + turn.started_s
-            about = of_turn(number, turn, self._model)
+            about = _of_turn(number, turn, self._model)
             span = self._sdk.start(f"turn {number}", at, about, parent=root)
             for call in turn.calls:
                 started = began + call.started_s
-                child = self._sdk.start(f"execute_tool {call.tool}", started, of_call(call), parent=span)
+                child = self._sdk.start(f"execute_tool {call.tool}", started, _of_call(call), parent=span)
                 self._sdk.fail(child, call.outcome, None)
                 child.end(_ns(started + call.call_s))
             span.end(_ns(at + turn.generate_s))
@@ -166,14 +166,14 @@ class SpanSender:
         """Build a scorer's span; one of group scope begins when the group's samples had scores: ``at_group``."""
         began = at_group or sample.stamps.score_taken or sample.stamps.committed or sample.stamps.admitted
         ended = began + scorer.seconds
-        span = self._sdk.start(f"scorer {name}", began, of_scorer(name, scorer), parent=root)
-        span.add_event(EVALUATION, evaluation(name, scorer), _ns(ended))
+        span = self._sdk.start(f"scorer {name}", began, _of_scorer(name, scorer), parent=root)
+        span.add_event(EVALUATION, _evaluation(name, scorer), _ns(ended))
         self._sdk.fail(span, scorer.outcome, scorer.reason)
         span.end(_ns(ended))
 
     def _of_stage(self, stage: str, sample: SampleRecord) -> Attributes:
         if sample.generation is not None and stage == "generation":
-            return of_generation(sample.generation, self._model)
+            return _of_generation(sample.generation, self._model)
         if sample.generation is not None and stage in {"engine_queue", "tools"}:
             return {"plaudit.worker": sample.generation.worker}
         if stage in {"limiter", "retry", "score", "commit"}:
@@ -251,7 +251,7 @@ class _Sdk:
         """Set the status of a span whose outcome is a failure."""
         from opentelemetry.trace import Status, StatusCode
 
-        if error(outcome):
+        if _error(outcome):
             span.set_status(Status(StatusCode.ERROR, reason or outcome))
 
     def export(self) -> bool:
@@ -261,8 +261,7 @@ class _Sdk:
         return not spans or self._exporter.export(spans) is self._success
 
 
-def of_sample(record: StepRecord, sample: SampleRecord) -> Attributes:
-    """Return the attributes of a sample's root span."""
+def _of_sample(record: StepRecord, sample: SampleRecord) -> Attributes:
     attributes: Attributes = {
         "plaudit.step": record.step,
         "plaudit.group": sample.group,
@@ -273,11 +272,10 @@ def of_sample(record: StepRecord, sample: SampleRecord) -> Attributes:
     }
     if sample.scoring.value is not None:
         attributes["plaudit.reward"] = sample.scoring.value
-    return attributes | error(sample.scoring.outcome)
+    return attributes | _error(sample.scoring.outcome)
 
 
-def of_generation(generation: GenerationRecord, model: str) -> Attributes:
-    """Return the attributes of the span of a sample's generation."""
+def _of_generation(generation: GenerationRecord, model: str) -> Attributes:
     return {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.request.model": model,
@@ -290,8 +288,7 @@ def of_generation(generation: GenerationRecord, model: str) -> Attributes:
     }
 
 
-def of_turn(number: int, turn: TurnRecord, model: str) -> Attributes:
-    """Return the attributes of the span of one turn of a conversation."""
+def _of_turn(number: int, turn: TurnRecord, model: str) -> Attributes:
     return {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": model,
@@ -301,18 +298,17 @@ def of_turn(number: int, turn: TurnRecord, model: str) -> Attributes:
     }
 
 
-def of_call(call: CallRecord) -> Attributes:
-    """Return the attributes of the span of one tool call."""
+def _of_call(call: CallRecord) -> Attributes:
     attributes: Attributes = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": call.tool,
         "plaudit.outcome": call.outcome,
         "plaudit.wait_s": call.wait_s,
     }
-    return attributes | error(call.outcome)
+    return attributes | _error(call.outcome)
 
 
-def of_scorer(name: str, scorer: ScorerRecord) -> Attributes:
+def _of_scorer(name: str, scorer: ScorerRecord) -> Attributes:
     """Return the attributes of a scorer's span; a judge reports its tokens."""
     attributes: Attributes = {
         "plaudit.scorer": name,
@@ -325,12 +321,12 @@ def of_scorer(name: str, scorer: ScorerRecord) -> Attributes:
     for extra, attribute in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")):
         if isinstance(count := scorer.extra.get(extra), float | int):
             attributes[f"gen_ai.usage.{attribute}"] = int(count)
-    return attributes | error(scorer.outcome)
+    return attributes | _error(scorer.outcome)
 
 
-def evaluation(name: str, scorer: ScorerRecord) -> Attributes:
+def _evaluation(name: str, scorer: ScorerRecord) -> Attributes:
     """Return the attributes of the event with a scorer's result."""
-    attributes: Attributes = {"gen_ai.evaluation.name": name, **error(scorer.outcome)}
+    attributes: Attributes = {"gen_ai.evaluation.name": name, **_error(scorer.outcome)}
     if scorer.value is not None:
         attributes["gen_ai.evaluation.score.value"] = scorer.value
     if scorer.reason:
@@ -338,6 +334,6 @@ def evaluation(name: str, scorer: ScorerRecord) -> Attributes:
     return attributes
 
 
-def error(outcome: str) -> Attributes:
+def _error(outcome: str) -> Attributes:
     """Return ``error.type`` for an outcome that is a failure."""
     return {} if outcome in _NO_FAILURE else {"error.type": outcome}

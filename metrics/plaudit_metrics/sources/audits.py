@@ -41,10 +41,10 @@ def audits_file(run_folder: Path, samples: Path) -> Path:
     return run_folder / FOLDER / f"{samples.stem}.jsonl"
 
 
-def append_audit(path: Path, group: AuditedGroup) -> None:
-    """Append the audits of a group, in one write; raise ``OSError`` if the file cannot be written."""
+def append_audit(path: Path, found: AuditedGroup | Rescored) -> None:
+    """Append the audits of a group, or the values of one watched scorer; raise ``OSError`` if that is impossible."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    append_line(path, msgspec.json.encode(group))
+    append_line(path, msgspec.json.encode(found))
 
 
 def read_audits(paths: Iterable[Path]) -> list[AuditedGroup]:
@@ -63,12 +63,6 @@ def read_audits(paths: Iterable[Path]) -> list[AuditedGroup]:
 def drift_file(run_folder: Path) -> Path:
     """Return the path of the values of watched scorers: one line each time that one was asked again."""
     return run_folder / FOLDER / "drift.jsonl"
-
-
-def append_drift(path: Path, again: Rescored) -> None:
-    """Append the values of one scorer; raise ``OSError`` if the file cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    append_line(path, msgspec.json.encode(again))
 
 
 def read_drift(path: Path) -> list[Rescored]:
@@ -101,9 +95,7 @@ class AuditHistory:
 
     def read(self) -> list[AuditedGroup]:
         """Return the audited groups by step."""
-        files = list(surviving_files(self._folder / SAMPLES).values())
-        kept = files if self._last_steps is None else files[-self._last_steps :]
-        paths = [audits_file(self._folder, path) for path in kept]
+        paths = [audits_file(self._folder, path) for path in self._files().values()]
         self._read = {path: found for path in paths if (found := self._of_file(path)) is not None}
         return [group for _, groups in self._read.values() for group in groups]
 
@@ -120,9 +112,12 @@ class AuditHistory:
 
     def reports(self, most: int) -> list[AuditorReport]:
         """Return what each auditor says of these steps, with so many of its widest disagreements."""
+        return auditor_reports(self.read(), self._files(), most)
+
+    def _files(self) -> dict[int, Path]:
+        """Return the files of samples of these steps, by step."""
         files = surviving_files(self._folder / SAMPLES)
-        steps = list(files) if self._last_steps is None else sorted(files)[-self._last_steps :]
-        return auditor_reports(self.read(), steps, most)
+        return files if self._last_steps is None else dict(list(files.items())[-self._last_steps :])
 
     def _of_file(self, path: Path) -> tuple[int, list[AuditedGroup]] | None:
         try:

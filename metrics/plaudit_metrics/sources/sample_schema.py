@@ -221,15 +221,8 @@ def _prompt_id(prompt: Prompt) -> str:
 def _conversation_columns(body: SampleBody) -> dict[str, Any]:
     """Return the columns of a conversation; null for a single response."""
     sample, turns = body.sample, body.generation.turns
-    rewards = {
-        "tool_rewards": sample.tool_rewards,
-        "turn_rewards": sample.turn_rewards,
-        "agent_reward": sample.agent_reward,
-        "environment": sample.environment,
-        "failure": sample.failure,
-        "num_branches": len(body.branches),
-        "replaced_parameters": body.generation.replaced_parameters,
-    }
+    rewards = {name: getattr(sample, name) for name in StoredAgentRewards.__struct_fields__}
+    rewards |= {"num_branches": len(body.branches), "replaced_parameters": body.generation.replaced_parameters}
     given = {name: value for name, value in rewards.items() if value}
     return {
         "completion_json": _json(sample.completion) if sample.completion else None,
@@ -294,7 +287,6 @@ LATER_SCORER_INPUT = ["messages_json", "max_tokens", "completion_json", "agent_j
 
 def scorer_input(row: Row) -> Sample:
     """Return a sample that was generated as scorers get it, to score it again."""
-    agent = agent_of(row)
     return Sample(
         group=row["group"],
         index=row["index"],
@@ -309,11 +301,7 @@ def scorer_input(row: Row) -> Sample:
         finish_reason=row["finish_reason"] or "stop",
         split=row["split"],
         completion=completion_of(row),
-        tool_rewards=agent.tool_rewards,
-        turn_rewards=agent.turn_rewards,
-        agent_reward=agent.agent_reward,
-        environment=agent.environment,
-        failure=agent.failure,
+        **msgspec.structs.asdict(agent_of(row)),
     )
 
 

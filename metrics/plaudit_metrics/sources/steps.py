@@ -321,15 +321,11 @@ class Collector:
         """Records that arrived after their step had closed."""
         self._waiting_limit = waiting_limit
         self._waiting: dict[str, _WaitingGroup] = {}
-        self._num_waiting = 0
+        self.num_waiting = 0
+        """Samples whose step has not closed yet."""
         self._closed_groups: dict[str, int] = {}
         """Group id → bit mask of the indices that were counted in its step."""
         self._closed_steps: set[tuple[int, int]] = set()
-
-    @property
-    def num_waiting(self) -> int:
-        """Return the number of samples whose step has not closed yet."""
-        return self._num_waiting
 
     def add_sample(self, record: SampleRecord) -> Arrival:
         """Add a terminal sample."""
@@ -342,10 +338,10 @@ class Collector:
         group.samples[record.index] = sample
         if before is not None:
             return Arrival.replayed if before == sample else Arrival.replaced
-        self._num_waiting += 1
-        while self._num_waiting > self._waiting_limit:
+        self.num_waiting += 1
+        while self.num_waiting > self._waiting_limit:
             oldest = next(iter(self._waiting))
-            self._num_waiting -= len(self._waiting.pop(oldest).samples)
+            self.num_waiting -= len(self._waiting.pop(oldest).samples)
         return Arrival.new
 
     def add_group(self, record: GroupRecord) -> Arrival:
@@ -388,7 +384,7 @@ class Collector:
             if waiting.record is None or waiting.record.step > step.step:
                 continue
             del self._waiting[name]
-            self._num_waiting -= len(waiting.samples)
+            self.num_waiting -= len(waiting.samples)
             self._closed_groups[name] = sum(1 << index for index in waiting.samples)
             current = waiting.record.step == step.step and waiting.record.closed >= step.opened - _CLOCK_SLACK_S
             if current and waiting.record.split == "train":

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from plaudit_metrics.statistics.integrity import Estimate
+from plaudit_metrics.statistics.integrity import Estimate, estimate, ups_by_chance
 from plaudit_wire.records import ScorerRecord
 
 KEY = "audit/"
@@ -47,8 +47,6 @@ UNLIKELY = 0.01
 """Probability below which a trend is reported."""
 _POINTS = 40
 _WINDOW_SHARE = 0.25
-_RESAMPLES = 400
-_TAIL = 0.025
 _FIGURES = ("value", "reward", "gap", "agreement")
 _EQUAL = 1e-12
 Floats = NDArray[np.float64]
@@ -115,38 +113,23 @@ class AuditFigures(msgspec.Struct, frozen=True):
     agreement: Estimate | None
 
 
-class Trend(msgspec.Struct, frozen=True):
-    """The probabilities of changes as large as those seen, or larger, if nothing changed but by chance."""
-
-    blocks: int
-    reward_rises: float
-    value_falls: float
-    gap_falls: float
-
-    @property
-    def diverges(self) -> float:
-        """Return the probability of the weaker of two findings: the reward rises; the auditor's mean or gap falls.
-
-        The smaller of the two falls counts, doubled because there are two of them (Bonferroni).
-        """
-        return max(self.reward_rises, min(2 * min(self.value_falls, self.gap_falls), 1.0))
-
-
 def group_figures(groups: Iterable[AuditedGroup], auditor: str) -> list[GroupFigures]:
     """Return the figures of each group that the auditor has given a value, in the order of the groups."""
     found = []
     for group in groups:
-        pairs = [
-            (sample.score, record.value)
-            for sample in group.samples
-            if (record := sample.audits.get(auditor)) is not None
-            and record.value is not None
-            and sample.score is not None
-        ]
+        pairs = [(reward, value) for _, reward, value in _pairs(group, auditor)]
         if pairs:
             rewards, values = np.array(pairs, dtype=np.float64).T
             found.append(_of_group(group, rewards, values))
     return found
+
+
+def _pairs(group: AuditedGroup, auditor: str) -> Iterator[tuple[int, float, float]]:
+    """Yield index, reward and audit of the samples that have both."""
+    for sample in group.samples:
+        record = sample.audits.get(auditor)
+        if record is not None and record.value is not None and sample.score is not None:
+            yield sample.index, sample.score, record.value
 
 
 def _of_group(group: AuditedGroup, rewards: Floats, values: Floats) -> GroupFigures:
@@ -199,23 +182,17 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
     known = np.array([value for value in values if not math.isnan(value)])
     if not len(known):
         return None
-    draws = np.random.default_rng(0).integers(0, len(known), (_RESAMPLES, len(known)))
-    low, high = np.quantile(known[draws].mean(axis=1), [_TAIL, 1 - _TAIL])
-    return Estimate(float(known.mean()), float(low), float(high), len(known))
+    return estimate(float(known.mean()), len(known), lambda draws: known[draws].mean(axis=1))
 
 
-def trend(figures: Sequence[GroupFigures]) -> Trend | None:
-    """Test whether the reward rises and the auditor falls, over the newest blocks of audited groups.
+def _trends(blocks: Sequence[Sequence[GroupFigures]]) -> Iterator[tuple[int, float]]:
+    """Yield the last step of each block from the 24th on, with the probability of its trend if all changed by chance.
 
-    A block has the groups of consecutive steps, at least four. The first half of the blocks is compared with the
-    second, block by block, by a sign test: Cox and Stuart 1955, Some Quick Sign Tests for Trend in Location and
-    Dispersion (Biometrika 42). Nothing is assumed about the distributions. None while there are fewer than 24 blocks.
+    The trend is that the reward rises and the auditor falls, in its mean or its gap; the weaker of the two findings
+    counts. Of both falls it is the smaller, doubled because there are two of them (Bonferroni). The first half of the
+    newest blocks is compared with the second, block by block, by a sign test: Cox and Stuart 1955, Some Quick Sign
+    Tests for Trend in Location and Dispersion (Biometrika 42). Nothing is assumed about the distributions.
     """
-    return next((found for _, found in _trends(_blocks(figures)[-BLOCKS:])), None)
-
-
-def _trends(blocks: Sequence[Sequence[GroupFigures]]) -> Iterator[tuple[int, Trend]]:
-    """Yield the trend after each block from the 24th on, with the last step of that block."""
     names = ("reward", "value", "gap", "reward_gap")
     reward, value, gap, reward_gap = (
         np.array([_mean([getattr(each, name) for each in block]) for block in blocks]) for name in names
@@ -225,7 +202,8 @@ def _trends(blocks: Sequence[Sequence[GroupFigures]]) -> Iterator[tuple[int, Tre
     for end in range(BLOCKS, len(blocks) + 1):
         newest = slice(end - BLOCKS, end)
         gap_falls = max(_rises(-gap[newest]), _rises(-relative[newest]))
-        yield blocks[end - 1][-1].step, Trend(BLOCKS, _rises(reward[newest]), _rises(-value[newest]), gap_falls)
+        falls = min(2 * min(_rises(-value[newest]), gap_falls), 1.0)
+        yield blocks[end - 1][-1].step, max(_rises(reward[newest]), falls)
 
 
 def divergences(figures: Sequence[GroupFigures]) -> dict[str, float]:
@@ -253,7 +231,7 @@ def _chances(figures: Sequence[GroupFigures], most_blocks: int, after: int) -> d
     tested = sorted(tested, key=lambda source: -len(sources[source]))[:MOST_SOURCES]
     parts = [(ALL_SOURCES, figures, 1), *((source, sources[source], len(tested)) for source in tested)]
     found = {
-        source: [(step, min(count * each.diverges, 1.0)) for step, each in _trends(_blocks(part)[-most_blocks:])]
+        source: [(step, min(count * chance, 1.0)) for step, chance in _trends(_blocks(part)[-most_blocks:])]
         for source, part, count in parts
     }
     return {source: chances for source, chances in found.items() if chances}
@@ -273,21 +251,16 @@ class Disagreement(msgspec.Struct, frozen=True):
 
 def disagreements(groups: Sequence[AuditedGroup], auditor: str, most: int) -> list[Disagreement]:
     """Return the samples that the reward ranks furthest above the auditor, the widest first."""
-    found = [
-        (group, sample.index, sample.score, record.value)
-        for group in groups
-        for sample in group.samples
-        if (record := sample.audits.get(auditor)) is not None and record.value is not None and sample.score is not None
-    ]
+    found = [(group, *pair) for group in groups for pair in _pairs(group, auditor)]
     if not found:
         return []
     rewards, values = (np.array([each[place] for each in found], dtype=np.float64) for place in (2, 3))
     apart = (_ranks(rewards) - _ranks(values)) / len(found)
     return [
-        Disagreement(group.step, group.group, index, float(rewards[place]), float(values[place]), float(apart[place]))
+        Disagreement(group.step, group.group, index, reward, value, float(apart[place]))
         for place in np.argsort(-apart, kind="stable")[:most].tolist()
         if apart[place] > 0
-        for group, index, _, _ in [found[place]]
+        for group, index, reward, value in [found[place]]
     ]
 
 
@@ -400,8 +373,7 @@ def _rises(series: Floats) -> float:
     half = len(series) // 2
     changes = series[half:] - series[:half]
     ups, downs = int((changes > _EQUAL).sum()), int((changes < -_EQUAL).sum())
-    count = ups + downs
-    return sum(math.comb(count, number) for number in range(ups, count + 1)) / 2**count if count else 1.0
+    return ups_by_chance(ups, ups + downs)
 
 
 def step_figures(
@@ -419,10 +391,7 @@ def step_figures(
     for auditor in auditors:
         of_auditor, key = audit_figures(newest, auditor), f"{KEY}{auditor}"
         for name in _FIGURES:
-            estimate: Estimate | None = getattr(of_auditor, name)
-            if estimate is not None:
-                figures |= {f"{key}/{name}": estimate.value}
-                figures |= {f"{key}/{name}_low": estimate.low, f"{key}/{name}_high": estimate.high}
+            figures |= _with_bounds(f"{key}/{name}", getattr(of_auditor, name))
         done = {group.group for group in newest if auditor in group.auditors}
         figures[f"{key}/groups"] = float(of_auditor.groups)
         figures[f"{key}/failed"] = float(of_auditor.failed)
@@ -442,12 +411,14 @@ def drift_figures(rescored: Sequence[Rescored], step: int) -> dict[str, float]:
     newest = {again.scorer: again for again in sorted(rescored, key=lambda each: each.step) if again.step <= step}
     figures: dict[str, float] = {}
     for scorer, again in newest.items():
-        key, estimate = f"{DRIFT_KEY}{scorer}", _estimate([now - first for first, now in again.pairs])
+        key = f"{DRIFT_KEY}{scorer}"
         figures |= {f"{key}/samples": float(len(again.pairs)), f"{key}/failed": float(again.failed)}
-        if estimate is not None:
-            figures |= {f"{key}/value": estimate.value}
-            figures |= {f"{key}/value_low": estimate.low, f"{key}/value_high": estimate.high}
+        figures |= _with_bounds(f"{key}/value", _estimate([now - first for first, now in again.pairs]))
     return figures
+
+
+def _with_bounds(key: str, found: Estimate | None) -> dict[str, float]:
+    return {} if found is None else {key: found.value, f"{key}_low": found.low, f"{key}_high": found.high}
 
 
 def agreement_by_source(groups: Sequence[AuditedGroup], auditor: str) -> dict[str, float]:

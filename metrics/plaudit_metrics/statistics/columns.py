@@ -306,11 +306,15 @@ _KINDS: dict[str, type] = {
 """Type of the columns that are not float64."""
 
 
+_SCORER_ROW = (*("value", "limiter_s", "held_s", "retry_s", "throttled_s", "call_s", "wait_s", "group_s"),)
+"""Columns in the order of ``_ScorerCollector``'s rows, whose last number is the outcome."""
+
+
 class _ScorerCollector:
     """Collect the records of one scorer."""
 
     def __init__(self) -> None:
-        self._rows = PackedRows(9)
+        self._rows = PackedRows(len(_SCORER_ROW) + 1)
         self._of_group = False
         self._extras: dict[str, tuple[float, int, float, float]] = {}
         """Name → sum, count, minimum and maximum."""
@@ -342,24 +346,13 @@ class _ScorerCollector:
             self._extras[name] = (total + value, count + 1, min(least, value), max(greatest, value))
 
     def columns(self) -> ScorerColumns:
-        value, limiter_s, held_s, retry_s, throttled_s, call_s, wait_s, group_s, outcome = self._rows.columns()
+        *rows, outcome = self._rows.columns()
+        of_scorer: Any = dict(zip(_SCORER_ROW, rows, strict=True))
         extras = {
             name: ExtraFigures(total / count, least, greatest)
             for name, (total, count, least, greatest) in sorted(self._extras.items())
         }
-        return ScorerColumns(
-            value,
-            limiter_s,
-            held_s,
-            retry_s,
-            throttled_s,
-            call_s,
-            wait_s,
-            group_s,
-            self._of_group,
-            outcome.astype(np.int64),
-            extras,
-        )
+        return ScorerColumns(of_group=self._of_group, outcome=outcome.astype(np.int64), extras=extras, **of_scorer)
 
 
 MOST_TOOLS = 64

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 _RESAMPLES = 400
-_LEVEL = 0.95
+_TAIL = 0.025
 _REPEATED_WORDS = 4
 _WORD = re.compile(r"[^\W\d_]+")
 _LEAST_WORDS = 8
@@ -70,8 +70,9 @@ class GroupShares(msgspec.Struct, frozen=True):
 
 def centred(values: Array, groups: NDArray[np.int64]) -> Array:
     """Return values less the mean of their group."""
-    sums = np.bincount(groups, weights=values)
-    return values - (sums / np.bincount(groups))[groups]
+    sums, counts = np.bincount(groups, weights=values), np.bincount(groups)
+    centred: Array = values - (sums / np.maximum(counts, 1))[groups]
+    return centred
 
 
 def correlation(x: Array, y: Array, groups: NDArray[np.int64]) -> Estimate | None:
@@ -88,14 +89,23 @@ def _estimate(
     x: Array, y: Array, groups: NDArray[np.int64], figure: Callable[[float, float, float], float]
 ) -> Estimate | None:
     parts = _products(x, y, groups)
-    count = parts.shape[1]
-    if not count:
+    if not parts.shape[1]:
         return None
+
+    def resampled(draws: NDArray[np.int64]) -> list[float]:
+        return [figure(*map(float, sums)) for sums in parts[:, draws].sum(axis=2).T]
+
+    return estimate(figure(*map(float, parts.sum(axis=1))), parts.shape[1], resampled)
+
+
+def estimate(value: float, count: int, resampled: Callable[[NDArray[np.int64]], Sequence[float] | Array]) -> Estimate:
+    """Return a figure of ``count`` groups with the 95 % interval of its bootstrap samples.
+
+    ``resampled`` returns the figure of each draw of groups, given as their numbers: shape [draws, count].
+    """
     draws = np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))
-    resampled = [figure(*map(float, sums)) for sums in parts[:, draws].sum(axis=2).T]
-    tail = (1 - _LEVEL) / 2
-    low, high = np.quantile(resampled, [tail, 1 - tail])
-    return Estimate(figure(*map(float, parts.sum(axis=1))), float(low), float(high), count)
+    low, high = np.quantile(resampled(draws), [_TAIL, 1 - _TAIL])
+    return Estimate(value, float(low), float(high), count)
 
 
 def _products(x: Array, y: Array, groups: NDArray[np.int64]) -> Array:
@@ -146,7 +156,11 @@ def escape_probability(steps: Iterable[Mapping[str, float]]) -> float | None:
     known = [step[LONGEST] - step[OTHERS] for step in steps if LONGEST in step][-WINDOW_STEPS:]
     if len(known) < WINDOW_STEPS:
         return None
-    ups, count = sum(value > 0 for value in known), sum(value != 0 for value in known)
+    return ups_by_chance(sum(value > 0 for value in known), sum(value != 0 for value in known))
+
+
+def ups_by_chance(ups: int, count: int) -> float:
+    """Return the probability of so many ups or more among ``count`` ups and downs, by chance alone (a sign test)."""
     return float(sum(math.comb(count, number) for number in range(ups, count + 1)) / 2**count)
 
 

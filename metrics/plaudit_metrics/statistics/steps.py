@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns, failure_labels, spread, turn_statistics
-from plaudit_metrics.statistics.integrity import step_integrity
+from plaudit_metrics.statistics.integrity import centred, step_integrity
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
 from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, VERIFY_WAIT_KEY, split_waits, verdict
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord, WaitRecord
@@ -35,9 +35,9 @@ class AgentLoopColumns:
     """Seconds in the scorers, waits for limits and retries included."""
     num_preempted: Integers
     """Preemptions by the engine; -1 = unknown."""
-    prompt_length: Integers | None = None
-    """Tokens; None leaves out both lengths of the slowest sample."""
-    response_length: Integers | None = None
+    prompt_length: Integers
+    """Tokens, as ``response_length``."""
+    response_length: Integers
 
     @classmethod
     def from_samples(cls, samples: SampleColumns) -> AgentLoopColumns:
@@ -73,9 +73,7 @@ def agent_loop_statistics(columns: AgentLoopColumns) -> dict[str, float]:
     if columns.num_preempted[slowest] >= 0:
         statistics[f"{_PREFIX}/slowest/num_preempted"] = float(columns.num_preempted[slowest])
     for name in ("prompt_length", "response_length"):
-        lengths = getattr(columns, name)
-        if lengths is not None:
-            statistics[f"{_PREFIX}/slowest/{name}"] = float(lengths[slowest])
+        statistics[f"{_PREFIX}/slowest/{name}"] = float(getattr(columns, name)[slowest])
     for measure in ("min", "max", "mean"):
         statistics[f"{_PREFIX}/reward/{measure}"] = statistics[f"{_PREFIX}/compute_score/{measure}"]
     statistics[f"{_PREFIX}/slowest/reward"] = statistics[f"{_PREFIX}/slowest/compute_score"]
@@ -117,15 +115,9 @@ def _length_correlation(value: Floats, group: NDArray[np.int64], tokens: Floats)
     Each is taken relative to the mean of its group: hard prompts have long responses and low rewards, which says
     nothing about length. Degenerate: without differences within a group there is no figure.
     """
-    reward, length = _centred(value, group), _centred(tokens, group)
+    reward, length = centred(value, group), centred(tokens, group)
     scale = float(np.sqrt((reward**2).sum() * (length**2).sum()))
     return {"reward/length_correlation": float((reward * length).sum()) / scale} if scale > 1e-9 else {}
-
-
-def _centred(values: Floats, group: NDArray[np.int64]) -> Floats:
-    sums, counts = np.bincount(group, values), np.bincount(group)
-    centred: Floats = values - (sums / np.maximum(counts, 1))[group]
-    return centred
 
 
 _PIPELINE = "reward_pipeline"

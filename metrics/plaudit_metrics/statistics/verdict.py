@@ -260,18 +260,6 @@ def verdict(statistics: Mapping[str, float]) -> Verdict:
     return reasoning(statistics)[-1].verdict
 
 
-def _nothing_scored(statistics: Mapping[str, float]) -> bool:
-    """Return True when samples ended and none of them has a score."""
-    ended = sum(statistics.get(key, 0.0) for key in _OUTCOME_KEYS)
-    return ended > 0 and statistics.get(_SCORED_KEY, 0.0) == 0
-
-
-def _pauses_hold(statistics: Mapping[str, float]) -> bool:
-    """Return True when the trainer's pauses for samples without a score took a fifth of the step or more."""
-    paused_s = statistics.get(f"wait/{PAUSE}_s", 0.0)
-    return paused_s > 0 and paused_s >= WAITING_SHARE * statistics.get("step_s", 0.0)
-
-
 def _reward_side(cause_s: Mapping[str, float], statistics: Mapping[str, float]) -> tuple[str, Verdict]:
     """Return the largest cause of the reward side, and the verdict that it gives."""
     largest = max(cause_s, key=lambda cause: cause_s[cause])
@@ -564,14 +552,14 @@ def reasoning(statistics: Mapping[str, float]) -> list[VerdictRule]:
 def _rules(statistics: Mapping[str, float]) -> Iterable[VerdictRule]:
     step_s, waited_s = statistics.get("step_s", 0.0), statistics.get("trainer_wait_s", 0.0)
     paused_s = statistics.get(f"wait/{PAUSE}_s", 0.0)
+    ended = sum(statistics.get(key, 0.0) for key in _OUTCOME_KEYS)
+    nothing_scored = ended > 0 and statistics.get(_SCORED_KEY, 0.0) == 0
     yield VerdictRule(
         "unscored",
         "Did too many samples have no score?",
-        "no sample has a score"
-        if _nothing_scored(statistics)
-        else f"pauses for them took {_share(paused_s, step_s, 'the step')}",
+        "no sample has a score" if nothing_scored else f"pauses for them took {_share(paused_s, step_s, 'the step')}",
         f"no score at all, or at least {WAITING_SHARE:.0%}",
-        _nothing_scored(statistics) or _pauses_hold(statistics),
+        nothing_scored or (paused_s > 0 and paused_s >= WAITING_SHARE * step_s),
     )
     if redis_s := statistics.get(f"wait/{REDIS}_s", 0.0):
         yield VerdictRule(

@@ -20,7 +20,7 @@ from plaudit_wire.printable import printable
 from plaudit_wire.records import StepRecord
 
 _REFUSED = 2
-_COLUMNS: tuple[tuple[str, str, str], ...] = (
+STEP_COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("step", "step", "{:.0f}"),
     ("reward", "reward/mean", "{:z.3f}"),
     ("staleness", "reward_pipeline/staleness/mean", "{:.2f}"),
@@ -152,9 +152,11 @@ def _write_steps(records: Sequence[StepRecord], arguments: argparse.Namespace, o
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    cells = [[heading for heading, _, _ in _COLUMNS]]
-    cells += [[printable(form.format(row[key])) if key in row else "-" for _, key, form in _COLUMNS] for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
+    cells = [[heading for heading, _, _ in STEP_COLUMNS]]
+    cells += [
+        [printable(form.format(row[key])) if key in row else "-" for _, key, form in STEP_COLUMNS] for row in rows
+    ]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(STEP_COLUMNS))]
     lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "".join(f"{line}\n" for line in lines)
 

@@ -83,7 +83,7 @@ def report(run_folder: Path, run: str) -> str:
     records = read_steps(run_folder / FILE_NAME)
     steps = [ClosedStep(_rounded(record)) for record in records[-MOST_STEPS:]]
     about = {"run": run, "made": time.time(), "steps": len(records), "ended": read_ending(run_folder)}
-    overview = [_charted(step_summary(step)) for step in steps]
+    overview = [{key: value for key, value in step_summary(step).items() if _CHARTED.fullmatch(key)} for step in steps]
     parts: list[dict[str, Any]] = [{"steps": {"run": run, "steps": overview}, "ledger": _ledger(run_folder)}]
     if steps:
         parts[0]["verdict"] = {"run": run} | verdict_detail([step.record for step in steps[-RECENT_STEPS:]])
@@ -113,10 +113,6 @@ def _detailed(step: ClosedStep, *, whole: bool) -> dict[str, Any]:
     if whole or not any(map(_ABRIDGED.fullmatch, everything)):
         return everything
     return {key: value for key, value in everything.items() if not _ABRIDGED.fullmatch(key)} | {"abridged": True}
-
-
-def _charted(summary: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in summary.items() if _CHARTED.fullmatch(key)}
 
 
 def _parts_of_steps(run_folder: Path, steps: Sequence[ClosedStep]) -> Iterator[dict[str, Any]]:

@@ -28,6 +28,7 @@ from rich.text import Text
 from plaudit_metrics.service.answers import REDIS_AWAY
 from plaudit_metrics.statistics.columns import failures_of
 from plaudit_metrics.statistics.stages import STAGES
+from plaudit_metrics.terminal.commands import STEP_COLUMNS
 from plaudit_metrics.terminal.overview import OverviewSource, RunOverview, UnknownRunError, begun, source_of
 from plaudit_wire.errors import described
 from plaudit_wire.printable import printable, shown
@@ -215,14 +216,9 @@ def _open_step_failures(failures: Mapping[str, Any], since: str) -> list[Rendera
     return [lines]
 
 
-def _reasons(step: Mapping[str, Any]) -> Text:
-    """Return the failures of a closed step, one line a scorer."""
-    return Text("\n").join(Text(f"{scorer}: {text}", style="red") for scorer, text in failures_of(step))
-
-
 def _steps(steps: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
     """Return the table of steps; a narrow one leaves out staleness and the seconds that waited for rewards alone."""
-    shown = [_STEP_FIGURES[0], *(_STEP_FIGURES[1:] if wide else (_STEP_FIGURES[1], _STEP_FIGURES[3], _STEP_FIGURES[5]))]
+    shown = [each for each in STEP_COLUMNS if each[0] in (_STEP_FIGURES if wide else _FEW_STEP_FIGURES)]
     table = Table(*(_right(heading) for heading, _, _ in shown), expand=True, box=None, padding=(0, 1, 0, 0))
     table.add_column("where the time went", no_wrap=True, min_width=_BAR)
     table.add_column("waited for", no_wrap=True, min_width=12)
@@ -232,15 +228,8 @@ def _steps(steps: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
     return table
 
 
-_STEP_FIGURES = (
-    ("step", "step", "{}"),
-    ("reward", "reward/mean", "{:z.3f}"),
-    ("staleness", "reward_pipeline/staleness/mean", "{:.2f}"),
-    ("step s", "step_s", "{:.2f}"),
-    ("exposed reward s", "exposed_reward_s", "{:.2f}"),
-    ("no score", "reward_pipeline/masked_share", "{:.1%}"),
-)
-"""Heading, key and form of a figure."""
+_FEW_STEP_FIGURES = ("step", "reward", "step s", "no score")
+_STEP_FIGURES = (*_FEW_STEP_FIGURES, "staleness", "exposed reward s")
 
 
 def _bar(step: Mapping[str, Any]) -> Text:
@@ -274,7 +263,8 @@ def _last_step(step: Mapping[str, Any]) -> RenderableType:
             outcomes.add_row(outcome, f"{count:.0f}", style="" if outcome == "scored" else "red")
     side_by_side = Table.grid(expand=True, padding=(0, 2))
     side_by_side.add_row(stages, outcomes)
-    return Group(legend, side_by_side, _reasons(step))
+    reasons = Text("\n").join(Text(f"{scorer}: {text}", style="red") for scorer, text in failures_of(step))
+    return Group(legend, side_by_side, reasons)
 
 
 def _queues(overview: RunOverview) -> Table:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plaudit_job.spec.rljob import RLJob, Spec
+from plaudit_job.spec.rljob import Spec
 from plaudit_operator import names
-from plaudit_operator.admission import Admitted, JobFile
+from plaudit_operator.admission import Admitted
 from plaudit_operator.platform import Platform, platform_of
 from plaudit_operator.runtime.kinds import Kind
 from plaudit_operator.settings import OperatorSettings
@@ -35,11 +35,6 @@ class JobContext:
     """The revision of a RewardService that is rolled out; empty while one is being rolled out."""
 
     @property
-    def job(self) -> RLJob:
-        """Return the job as admitted."""
-        return self.admitted.job
-
-    @property
     def spec(self) -> Spec:
         """Return the job's spec."""
         return self.admitted.job.spec
@@ -48,11 +43,6 @@ class JobContext:
     def platform(self) -> Platform:
         """Return the defaults for the job's pods."""
         return self.admitted.platform or platform_of(self.settings.job_defaults, self.namespace)
-
-    @property
-    def files(self) -> tuple[JobFile, ...]:
-        """Return the files of the job."""
-        return self.admitted.files
 
     @property
     def revision(self) -> str:
@@ -105,7 +95,7 @@ class JobContext:
             "labels": {**self.all_labels(role), **extra_labels},
             "ownerReferences": [
                 {
-                    "apiVersion": self.job.api_version,
+                    "apiVersion": self.admitted.job.api_version,
                     "kind": self.admitted.kind,
                     "name": self.name,
                     "uid": self.uid,

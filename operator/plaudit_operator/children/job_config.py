@@ -43,11 +43,11 @@ def config_map(context: JobContext, templates: Templates) -> Manifest:
         "templates.json": as_json(templates),
         "platform.json": as_json(context.platform),
         "images.json": as_json(asdict(context.settings.images)),
-        "files.json": as_json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.files]),
+        "files.json": as_json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.admitted.files]),
         **_mutable_fields(context),
         **_run(context),
         **({"services.json": as_json(context.admitted.services)} if context.admitted.services else {}),
-        **{f.key: f.content for f in context.files},
+        **{f.key: f.content for f in context.admitted.files},
     }
     return context.manifest(CONFIG_MAP, context.metadata(names.job_config(context.name), "job"), data=data)
 
@@ -59,7 +59,7 @@ def revision_config(context: JobContext) -> Manifest:
     """
     name = names.revision_config(context.name, context.revision)
     metadata = context.metadata(name, "job", **{names.LABEL_REVISION: context.revision})
-    data = {"job.yaml": _job_file(context), **{f.key: f.content for f in context.files}}
+    data = {"job.yaml": _job_file(context), **{f.key: f.content for f in context.admitted.files}}
     return context.manifest(CONFIG_MAP, metadata, data=data)
 
 
@@ -70,7 +70,7 @@ def revision_labels(context: JobContext, role: str) -> dict[str, str]:
 
 def job_volume_source(context: JobContext, role: str) -> Manifest:
     """Return the source of the volume with ``job.yaml`` and its files in the pods of a role."""
-    items = [{"key": "job.yaml", "path": "job.yaml"}, *({"key": f.key, "path": f.path} for f in context.files)]
+    items = [{"key": "job.yaml", "path": "job.yaml"}, *({"key": f.key, "path": f.path} for f in context.admitted.files)]
     if not context.revision:
         return {"name": names.job_config(context.name), "items": items}
     if role in REVISED_ROLES:
@@ -84,7 +84,7 @@ def excess(context: JobContext, config: Manifest) -> str:
     total = sum(len(text.encode()) for text in config["data"].values())
     if total <= _MOST_BYTES:
         return ""
-    sizes = {file.path: len(file.content.encode()) for file in context.files}
+    sizes = {file.path: len(file.content.encode()) for file in context.admitted.files}
     largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
     listed = ", ".join(f"{path} {_kib(sizes[path])}" for path in largest)
     taken = sum(sizes.values())
@@ -109,7 +109,7 @@ def _job_file(context: JobContext) -> str:
     if "job.yaml" in written and written["current.json"] == as_json(current) and same_services:
         return written["job.yaml"]
     if "job.yaml" not in written or context.revision:
-        return dump_json(_for_processes(job_data(context.job)))
+        return dump_json(_for_processes(job_data(context.admitted.job)))
     resolved = msgspec.json.decode(written["job.yaml"])
     spec = overlaid(resolved["spec"], current)
     if MUTABLE_FIELDS in written:

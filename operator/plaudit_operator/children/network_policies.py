@@ -34,22 +34,19 @@ def manifests(context: JobContext) -> list[Manifest]:
     opened = [_agents(context)] if context.spec.programs_in_pods else []
     if not context.settings.network_policies:
         return opened
-    policies = [*opened, _reward(context), _metrics(context)]
-    if transport.managed(context):
-        policies.append(_redis(context))
-    if context.spec.reward.model_scorers:
-        policies.append(_model(context))
-    if context.spec.environments:
-        policies.append(_environments(context))
-    if roles.has_gateway(context):
-        policies.append(_gateway(context))
-    if context.spec.trains:
-        policies.append(_trainer(context))
-    if context.spec.has_broker:
-        policies.append(_sandboxes(context))
-    if allowed := _to_rollouts(context):
-        policies.append(_ingress(context, roles.ROLLOUT_ROLE, *allowed))
-    return policies
+    wanted = {
+        _reward: True,
+        _metrics: True,
+        _redis: transport.managed(context),
+        _model: context.spec.reward.model_scorers,
+        _environments: context.spec.environments,
+        _gateway: roles.has_gateway(context),
+        _trainer: context.spec.trains,
+        _sandboxes: context.spec.has_broker,
+    }
+    policies = [policy(context) for policy, is_wanted in wanted.items() if is_wanted]
+    allowed = _to_rollouts(context)
+    return [*opened, *policies, *([_ingress(context, roles.ROLLOUT_ROLE, *allowed)] if allowed else [])]
 
 
 def _policy(context: JobContext, role: str, spec: Manifest) -> Manifest:

@@ -222,7 +222,7 @@ def metrics_template(context: JobContext) -> Manifest:
         environment={
             "PLAUDIT_METRICS_HOST": _ALL_ADDRESSES,
             "PLAUDIT_METRICS_PORT": str(names.METRICS_PORT),
-            **metrics_environment(context.job),
+            **metrics_environment(context.admitted.job),
         },
         ports={"metrics": names.METRICS_PORT},
         probe=http_probe("/readyz", "metrics"),

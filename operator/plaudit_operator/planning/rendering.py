@@ -25,7 +25,7 @@ from plaudit_operator.platform import beyond_a_node, platform_of
 from plaudit_operator.pod_state import has_run, lacks_image
 from plaudit_operator.policies import GangWait, awaited
 from plaudit_operator.runtime.threads import Latest
-from plaudit_operator.services import admit_service, is_service, resolved, token_secrets, without_edit
+from plaudit_operator.services import admit_service, is_service, resolved, without_edit
 from plaudit_operator.settings import Images, OperatorSettings
 
 _EDITED = (
@@ -135,7 +135,7 @@ def rendering(observed: Observed, settings: OperatorSettings) -> Rendering | Ref
         _thawed(observed, data, settings),
         _served(observed),
         awaited(observed),
-        token_secrets(observed),
+        tuple(sorted(observed.services.items())),
     )
     key = _Key(observed.name, observed.namespace, observed.uid, observed.run_uid, *state)
     if (packed := _kept.get(key)) is not None:

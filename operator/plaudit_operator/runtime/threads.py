@@ -37,11 +37,6 @@ class Latest(Generic[K, V]):
             if len(self._values) > self._size:
                 self._values.popitem(last=False)
 
-    def clear(self) -> None:
-        """Drop all values."""
-        with self._lock:
-            self._values.clear()
-
 
 class BackgroundLoop:
     """Run coroutines for other threads, on a thread of this name."""

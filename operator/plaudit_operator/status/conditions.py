@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from plaudit_operator.names import CONDITION_ORDER, NEEDED, ConditionType, Reason
-from plaudit_operator.observed import Object, Observed, seconds, timestamp
+from plaudit_operator.observed import Object, Observed, conditions_of, seconds, timestamp
 from plaudit_operator.pod_state import lost_since
 from plaudit_operator.runtime.kinds import HPA, SCALED_OBJECT
 from plaudit_operator.status.roles import RoleState, lack_of
@@ -205,7 +205,7 @@ def _autoscaler_troubles(observed: Observed) -> Iterator[dict[str, str]]:
 
 
 def _failing(kind: str, autoscaler: Object) -> Iterator[Object]:
-    for condition in autoscaler.get("status", {}).get("conditions") or []:
+    for condition in conditions_of(autoscaler):
         reason = condition.get("reason")  # without one it has not looked yet
         if (condition["type"], condition["status"]) in _FAILS[kind] and reason and reason != _NO_WORKERS:
             yield condition

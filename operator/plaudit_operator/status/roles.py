@@ -100,21 +100,23 @@ def role_states(
     if context.spec.trains:
         states["rollout"] = _rollouts(context, least, observed, now)
         states["trainer"] = _trainer(context, observed, attempt, now)
-    states["reward"] = _of_deployment(context, least, observed, "reward", now)
+    deployments: list[tuple[str, str, Mapping[str, str]]] = [("reward", context.role_object("reward"), {})]
     if roles.has_gateway(context):
-        states["gateway"] = _of_deployment(context, least, observed, "gateway", now)
+        deployments.append(("gateway", context.role_object("gateway"), {}))
     if context.spec.has_broker:
-        states["sandboxes"] = _of_deployment(context, least, observed, "sandboxes", now)
-    scorers, environments = context.spec.reward.model_scorers, context.spec.environments
-    servers = [(f"model/{s.name}", roles.model_object(context, s), roles.model_labels(context, s)) for s in scorers]
-    servers += [
-        (f"environment/{e.name}", roles.environment_object(context, e), roles.environment_labels(e))
-        for e in environments
+        deployments.append(("sandboxes", context.role_object("sandboxes"), {}))
+    deployments += [
+        (f"model/{s.name}", roles.model_object(context, s), roles.model_labels(context, s))
+        for s in context.spec.reward.model_scorers
     ]
-    for name, object_name, own in servers:
+    deployments += [
+        (f"environment/{e.name}", roles.environment_object(context, e), roles.environment_labels(e))
+        for e in context.spec.environments
+    ]
+    deployments.append(("metrics", context.role_object("metrics"), {}))
+    for name, deployment, own in deployments:
         pods = [pod for pod in observed.pods_of(name.partition("/")[0]) if own.items() <= labels(pod).items()]
-        states[name] = _of_workload(least, name, observed, ("Deployment", object_name), pods, now)
-    states["metrics"] = _of_deployment(context, least, observed, "metrics", now)
+        states[name] = _of_workload(least, name, observed, ("Deployment", deployment), pods, now)
     return {
         name: replace(role, remedy=_remedy(role, context) or _held(role, observed)) for name, role in states.items()
     }
@@ -131,13 +133,6 @@ def _held(role: RoleState, observed: Observed) -> str:
         if left := sidecars_left(pod, role.name):
             return f"Pod {pod['metadata']['name']} stays until its sidecars end: {', '.join(left)}"
     return ""
-
-
-def _of_deployment(
-    context: JobContext, least: Mapping[str, int], observed: Observed, role: str, now: float
-) -> RoleState:
-    deployment = "Deployment", context.role_object(role)
-    return _of_workload(least, role, observed, deployment, observed.pods_of(role), now)
 
 
 def _of_workload(

@@ -25,7 +25,6 @@ import pyarrow.parquet
 from plaudit_job.spec.rewards import AuditSpec, DriftSpec, RewardSpec
 from plaudit_metrics.sources.audits import (
     append_audit,
-    append_drift,
     audits_file,
     drift_file,
     is_audited,
@@ -183,7 +182,7 @@ class Auditor:
         pairs = [
             (value, record.value) for (_, value), record in zip(first, records, strict=True) if record.value is not None
         ]
-        return partial(append_drift, target, Rescored(name, due, pairs, len(first) - len(pairs)))
+        return partial(append_audit, target, Rescored(name, due, pairs, len(first) - len(pairs)))
 
     async def _leased(self, name: str, work: Callable[[int], Awaitable[Callable[[], None] | None]]) -> None:
         """Do work that no other worker does, and write its result, through an outage of Redis as well.

@@ -74,19 +74,6 @@ _STATISTICS = {
 """Gauge of the newest closed step → its key of a step's figures, and its help text."""
 
 
-def _scorer_figures(step: StepRecord) -> Iterator[tuple[str, str, float]]:
-    for key, value in step.statistics.items():
-        head, _, rest = key.partition("reward_pipeline/scorer/")
-        name, _, figure = rest.partition("/")
-        if name and not head:
-            yield name, figure, value
-
-
-def _scorer_seconds(step: StepRecord) -> Labelled:
-    figures = _scorer_figures(step)
-    return {(name, figure[-3:]): value for name, figure, value in figures if figure in ("call_s/p50", "call_s/p99")}
-
-
 def _quantiles(prefix: str, separator: str, step: StepRecord) -> Labelled:
     """Return p50 and p99 of the keys ``<prefix><name><separator><figure>``."""
     seconds: dict[tuple[str, ...], float] = {}
@@ -97,6 +84,7 @@ def _quantiles(prefix: str, separator: str, step: StepRecord) -> Labelled:
     return seconds
 
 
+_OF_SCORER = "reward_pipeline/scorer/"
 _MOST_CHARACTERS = 100
 """Of a data source's name in a label."""
 _BOUNDS = {"": "mean", "_low": "low", "_high": "high"}
@@ -115,8 +103,8 @@ def _with_bounds(prefix: str, name: str, statistics: Mapping[str, float]) -> Lab
     return {(scorer, wanted[figure]): value for scorer, figure, value in found if figure in wanted}
 
 
-def _single(name: str, statistics: Mapping[str, float]) -> Labelled:
-    return {(scorer,): value for scorer, figure, value in _by_scorer(KEY, statistics) if figure == name}
+def _single(prefix: str, name: str, statistics: Mapping[str, float]) -> Labelled:
+    return {(scorer,): value for scorer, figure, value in _by_scorer(prefix, statistics) if figure == name}
 
 
 def _divergences(statistics: Mapping[str, float]) -> Labelled:
@@ -156,7 +144,7 @@ _AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, flo
         ("scorer", "statistic"),
         partial(_with_bounds, DRIFT_KEY, "value"),
     ),
-    *((name, text, ("scorer",), partial(_single, figure)) for figure, (name, text) in _SINGLE.items()),
+    *((name, text, ("scorer",), partial(_single, KEY, figure)) for figure, (name, text) in _SINGLE.items()),
     (
         "plaudit_audit_divergence_probability",
         "Probability that chance alone lets the reward rise and an auditor fall as seen; the data source, if it is one",
@@ -186,13 +174,13 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]
         "plaudit_last_step_scorer_value",
         "Mean value of a scorer",
         ("scorer",),
-        lambda step: {(name,): value for name, figure, value in _scorer_figures(step) if figure == "value/mean"},
+        lambda step: _single(_OF_SCORER, "value/mean", step.statistics),
     ),
     (
         "plaudit_last_step_scorer_seconds",
         "Seconds of a scorer's last attempts, exact",
         ("scorer", "statistic"),
-        _scorer_seconds,
+        partial(_quantiles, _OF_SCORER, "/call_s/"),
     ),
     (
         "plaudit_last_step_tool_seconds",
