@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import subprocess
+import sys
 import time
 import uuid
 from collections import Counter
@@ -202,6 +204,26 @@ def ray_cluster() -> Iterator[str]:
     connect_to_ray(None, num_cpus=16)
     yield ray.get_runtime_context().gcs_address
     disconnect()
+
+
+@pytest.fixture
+def quick_benchmark(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run the short form of a benchmark with these options, which must exit with 0; print what it prints.
+
+    Returns its figures.
+    """
+
+    def run(name: str, *options: str) -> dict[str, Any]:
+        figures_file = tmp_path / f"{name}.json"
+        program = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+        command = [sys.executable, program, "--quick", "--json", figures_file, *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        print(done.stdout, end="")
+        figures: dict[str, Any] = json.loads(figures_file.read_text())
+        return figures
+
+    return run
 
 
 @pytest.fixture(scope="session")
