@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import subprocess
+import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import redis
 from hypothesis import settings
 
-import faulty_server
+from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
+from plaudit_workers.stream.transport import Transport
 
 EXAMPLES = int(os.environ.get("PLAUDIT_EXAMPLES", "10"))
 """Examples for each property: 40 in CI, and for an occasional long search ``PLAUDIT_EXAMPLES=1000 make test``."""
@@ -192,6 +194,32 @@ def run_name() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
+@pytest.fixture
+def address(redis_server: RedisServer) -> RedisAddress:
+    """Address of the session's Redis."""
+    return RedisAddress(redis_server.url, redis_server.password)
+
+
+@pytest.fixture
+async def transport(address: RedisAddress, run_name: str) -> AsyncIterator[Transport]:
+    """A connection; afterwards the run's keys are gone."""
+    transport = await Transport.open(address, run_name)
+    yield transport
+    async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
+        await transport.commands.unlink(key)
+    await transport.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """A tokenizer with a chat template."""
+    from chat_tokenizer import chat_tokenizer
+    from plaudit_workers.rollout.vllm_arguments import prepare_environment
+
+    prepare_environment("")  # as a rollout does before it imports vLLM
+    return chat_tokenizer()
+
+
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[str]:
     """A real one-node Ray; gives its address. A file's, for it takes 6 s to start and, idle, 3 % of a core."""
@@ -204,28 +232,29 @@ def ray_cluster() -> Iterator[str]:
     disconnect()
 
 
+@pytest.fixture
+def quick_benchmark(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run the short form of a benchmark with these options, which must exit with 0; print what it prints.
+
+    Returns its figures.
+    """
+
+    def run(name: str, *options: str) -> dict[str, Any]:
+        figures_file = tmp_path / f"{name}.json"
+        program = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+        command = [sys.executable, program, "--quick", "--json", figures_file, *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        print(done.stdout, end="")
+        figures: dict[str, Any] = json.loads(figures_file.read_text())
+        return figures
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def path_with_cluster() -> str:
     """``PATH`` with the programs of the test cluster (kubectl, helm) before all others, where they are built."""
     harness = Path(__file__).parent / "cluster" / "cluster"
     built = subprocess.run([harness, "programs"], capture_output=True, text=True, check=True).stdout.strip()
     return os.pathsep.join([built, os.environ["PATH"]])
-
-
-@pytest.fixture(scope="session")
-def runs() -> Callable[[int], bool]:
-    """Return True if a process of this pid runs; a zombie that its parent has yet to reap does not count."""
-    return _runs
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended between opening and reading
-        return False
-
-
-@pytest.fixture(scope="session")
-def faults() -> ModuleType:
-    """``faulty_server``, a judge that misbehaves."""
-    return faulty_server

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,6 @@ def yaml(text: str) -> Any:
 
 def metrics_file(name: str) -> Any:
     return yaml((ROOT / "metrics" / name).read_text())
-
-
-@pytest.fixture(scope="module")
-def helm(path_with_cluster: str) -> str:
-    program = shutil.which("helm", path=path_with_cluster)
-    if program is None:
-        pytest.skip("helm is not installed, nor built for the test cluster (make cluster-up)")
-    return program
 
 
 @pytest.fixture(scope="module")

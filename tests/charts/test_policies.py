@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,6 @@ import pytest
 from ruamel.yaml import YAML
 
 CHART = Path(__file__).parents[2] / "charts" / "plaudit"
-
-
-@pytest.fixture(scope="module")
-def helm(path_with_cluster: str) -> str:
-    program = shutil.which("helm", path=path_with_cluster)
-    if program is None:
-        pytest.skip("helm is not installed, nor built for the test cluster (make cluster-up)")
-    return program
 
 
 def open_ports(helm: str, *values: str) -> list[set[int]]:

@@ -65,14 +65,6 @@ def test_each_release_has_a_lease_of_its_own_and_may_use_no_other(releases: list
         assert [rule["resourceNames"] for rule in rules if "create" not in rule["verbs"]] == [[lease_of(release)]]
 
 
-@pytest.fixture(scope="module")
-def helm(path_with_cluster: str) -> str:
-    found = shutil.which("helm", path=path_with_cluster)
-    if found is None:
-        pytest.skip("helm is not installed, nor built for the test cluster (make cluster-up)")
-    return found
-
-
 VALUES = """
 plaudit:
   enabled: true

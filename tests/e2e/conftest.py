@@ -21,22 +21,6 @@ EXAMPLES = ROOT / "examples"
 PLAUDIT = [sys.executable, "-m", "plaudit_workers.cli"]
 
 
-@pytest.fixture
-def quick_benchmark(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """Run the short form of a benchmark, which must exit with 0; return its figures."""
-
-    def run(name: str) -> dict[str, Any]:
-        figures_file = tmp_path / f"{name}.json"
-        program = str(ROOT / "benchmarks" / f"{name}.py")
-        command = [sys.executable, program, "--quick", "--json", str(figures_file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        figures: dict[str, Any] = json.loads(figures_file.read_text())
-        return figures
-
-    return run
-
-
 @dataclass(frozen=True)
 class FinishedRun:
     """What a run printed and left."""

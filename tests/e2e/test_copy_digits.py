@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from waiting import runs
+
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -37,7 +39,6 @@ def test_copy_digits_stops_at_ctrl_c_goes_on_and_learns(
     plaudit_run: Callable[..., Any],
     plaudit_command: Callable[..., list[str]],
     tmp_path: Path,
-    runs: Callable[[int], bool],
 ) -> None:
     job = example("01-copy-digits") / "job.yaml"
     interrupted(plaudit_command(job, "--steps", "40", name="digits"), tmp_path / "digits", after_steps=10, runs=runs)

@@ -24,7 +24,7 @@ from plaudit_reward.served_machines import ServedProvider
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.redis import RedisAddress
-from plaudit_workers.launch.redis import RedisServer, free_port
+from plaudit_workers.launch.redis import free_port
 from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.trainer import TrainerStreams
 from plaudit_workers.stream.transport import Transport
@@ -63,8 +63,9 @@ def page(url: str) -> str:
         return str(answer.read().decode())
 
 
-async def test_a_killed_broker_is_replaced(redis_server: RedisServer, run_name: str, tmp_path: Path) -> None:
-    address = RedisAddress(redis_server.url, redis_server.password)
+async def test_a_killed_broker_is_replaced(
+    address: RedisAddress, transport: Transport, run_name: str, tmp_path: Path
+) -> None:
     task = read_task(write_sum_task(tmp_path / "task"))
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "token").write_text("a-token-of-this-run")
@@ -82,7 +83,6 @@ async def test_a_killed_broker_is_replaced(redis_server: RedisServer, run_name: 
     }
     provider = ServedProvider(ProcessProvider(MachineChoice()), f"http://127.0.0.1:{port}", "a-token-of-this-run")
     machines = RunMachines(tmp_path / SANDBOXES, provider)
-    transport = await Transport.open(address, run_name)
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     await trainer.take_over()
     version = PolicyVersion(trainer.incarnation, 0)
@@ -112,6 +112,3 @@ async def test_a_killed_broker_is_replaced(redis_server: RedisServer, run_name: 
             while await transport.commands.hgetall(transport.names.sandboxes):
                 await asyncio.sleep(0.05)
     await machines.close()
-    async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
-        await transport.commands.unlink(key)
-    await transport.close()

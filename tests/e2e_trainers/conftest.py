@@ -16,6 +16,7 @@ import pytest
 import yaml
 from trainer_environments import CACHE, python
 
+from builders import job_document
 from plaudit_workers.launch.redis import RedisServer, free_port
 
 HERE = Path(__file__).parent
@@ -37,13 +38,7 @@ class Service:
         self._log = folder / "log"
         scorer = {"name": "right", "kind": "python", "python": {"path": str(HERE / "rewards.py")}}
         reward = {"scorers": [scorer], "workers": {"processes": 1}, "retries": 5}
-        job = {
-            "apiVersion": "plaudit.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": "trainers"},
-            "spec": {"reward": reward},
-        }
-        (folder / "job.yaml").write_text(yaml.safe_dump(job))
+        (folder / "job.yaml").write_text(yaml.safe_dump(job_document("trainers", reward=reward)))
         (folder / "tokens").mkdir()
         (folder / "tokens" / "trainer").write_text(TOKEN)
         self._environment = {

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from trainer_environments import python
 
+from builders import make_prompt
 from plaudit_job.load import load_job
-from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
+from plaudit_wire.messages import PolicyVersion, SampleBody, Sampling
 from plaudit_wire.records import AgentReward
 from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
 from plaudit_workers.rollout.worker import build_engine, open_agent
@@ -43,13 +44,8 @@ def held(job_file: Path) -> SampleBody:
 
     async def hold() -> SampleBody:
         job = load_job(job_file)
-        prompt = Prompt(
-            group="t-0-1.0",
-            position=0,
-            split="train",
-            step=1,
+        prompt = make_prompt(
             n=1,
-            min_version=PolicyVersion(1, 0),
             seed=1,
             sampling=Sampling(max_tokens=job.spec.rollout.sampling.max_tokens),
             data_source="weather",

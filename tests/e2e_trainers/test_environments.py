@@ -28,7 +28,6 @@ from plaudit_workers.agents.open_reward import write_tasks
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.data_files import checked_rows
 from plaudit_workers.launch.redis import free_port
-from plaudit_workers.rollout.vllm_arguments import prepare_environment
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM and torch warn when they are imported
 
@@ -44,13 +43,6 @@ def packages(environment: str) -> Path:
         pytest.skip(f"the environment {environment} is not built in {CACHE}: make trainers-build")
     (folder,) = (CACHE / environment / "lib").glob("python3*/site-packages")
     return folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    """A tokenizer with a chat template."""
-    prepare_environment("")  # as a rollout does before it imports vLLM
-    return chat_tokenizer()
 
 
 @pytest_asyncio.fixture

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import episodes
-from chat_tokenizer import chat_tokenizer
 from outside_values import BODIES, VALUES, with_member
 from plaudit_reward.endpoint.access import EndpointUsage
 from plaudit_reward.endpoint.remote import RemoteClient
@@ -26,7 +25,6 @@ from plaudit_workers.agents.messages import EnvironmentServer, McpServer
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.rollout.agents.tool_calls import ParsedCall
 from plaudit_workers.rollout.agents.tools import ToolProcess
-from plaudit_workers.rollout.vllm_arguments import prepare_environment
 
 quietly = settings(suppress_health_check=list(HealthCheck), deadline=None)
 WITHIN_S = 30.0
@@ -195,12 +193,6 @@ async def becomes(well: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(2 * WITHIN_S):
         while not await well():
             pass
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    prepare_environment("")  # as a rollout does before it imports vLLM
-    return chat_tokenizer()
 
 
 @pytest.fixture(scope="module")

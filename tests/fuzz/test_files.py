@@ -16,6 +16,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from builders import job_document
 from outside_values import BODIES, TEXTS, VALUES, with_member
 from plaudit_job.load import examine_job
 from plaudit_job.problem import JobError
@@ -26,17 +27,8 @@ JOBS = [path.read_text() for path in sorted((Path(__file__).parents[2] / "exampl
 ALIASES = "a: &a [x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}]\n" for a, b in itertools.pairwise("abcdefghijklmnopqrstuv")
 )
-JOB = {
-    "apiVersion": "plaudit.dev/v1alpha1",
-    "kind": "RLJob",
-    "metadata": {"name": "files"},
-    "spec": {
-        "reward": {
-            "scorers": [{"name": "mine", "kind": "python", "python": {"path": "reward.py"}, "isolation": "thread"}],
-            "workers": {"processes": 1},
-        }
-    },
-}
+SCORER = {"name": "mine", "kind": "python", "python": {"path": "reward.py"}, "isolation": "thread"}
+JOB = job_document("files", reward={"scorers": [SCORER], "workers": {"processes": 1}})
 ROW = {"response": "4", "ground_truth": "4", "data_source": "plain", "extra_info": {"n": 1}, "prompt": "2 + 2?"}
 ROWS = st.lists(st.just(ROW) | with_member(ROW), min_size=1, max_size=3)
 

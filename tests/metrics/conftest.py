@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry, start_http_server
 
 from faulty_server import FaultyServer
 from otlp_receiver import Receiver
@@ -30,16 +31,7 @@ from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.records import (
     CallRecord,
     EngineStatus,
-    GenerationRecord,
-    GroupRecord,
-    Outcome,
-    SampleRecord,
     SandboxRecord,
-    ScorerRecord,
-    ScoringRecord,
-    Split,
-    Stamps,
-    TurnRecord,
 )
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.agents.messages import Trajectory
@@ -53,117 +45,6 @@ from plaudit_workers.stream.groups import Group
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.scripted import ScriptedBackend
 from simulated_run import Simulation, make_plan
-
-ADMITTED = 1_000_000.0
-
-
-def build_sample(
-    group: str = "t-0-1.0",
-    index: int = 0,
-    *,
-    admitted: float = ADMITTED,
-    rollout_queue: float = 0.0,
-    sandboxes: float = 0.0,
-    engine_queue: float = 0.0,
-    generation: float = 0.0,
-    tools: float = 0.0,
-    sample_queue: float = 0.0,
-    redelivery: float = 0.0,
-    limiter: float = 0.0,
-    retry: float = 0.0,
-    score: float = 0.0,
-    commit: float = 0.0,
-    outcome: Outcome = "scored",
-    value: float | None = 1.0,
-    version: int = 3,
-    step: int = 1,
-    split: Split = "train",
-    num_preempted: int = 0,
-    scorers: dict[str, ScorerRecord] | None = None,
-    deliveries: int = 1,
-    prompt_tokens: int = 10,
-    response_tokens: int = 20,
-    turns: Sequence[TurnRecord] = (),
-) -> SampleRecord:
-    """A sample that spent the given seconds in the given stages, one after the other."""
-    taken = admitted + rollout_queue
-    published = taken + sandboxes + engine_queue + generation + tools
-    first_taken = published + sample_queue
-    score_taken = first_taken + redelivery
-    committed = score_taken + limiter + retry + score + commit
-    return SampleRecord(
-        group=group,
-        index=index,
-        split=split,
-        step=step,
-        data_source="digits",
-        stamps=Stamps(
-            admitted=admitted,
-            taken=taken,
-            published=published,
-            score_first_taken=first_taken if redelivery else None,
-            score_taken=score_taken,
-            committed=committed,
-        ),
-        scoring=ScoringRecord(
-            outcome=outcome,
-            value=value if outcome == "scored" else None,
-            scorers=scorers or {},
-            limiter_s=limiter,
-            retry_s=retry,
-            call_s=score,
-            worker="reward-1",
-        ),
-        generation=GenerationRecord(
-            worker="rollout-1",
-            generate_s=engine_queue + generation,
-            prompt_tokens=prompt_tokens,
-            response_tokens=response_tokens,
-            version_min=version,
-            version_max=version,
-            tool_s=sandboxes + tools,
-            engine_queue_s=engine_queue,
-            num_preempted=num_preempted,
-            turns=list(turns),
-            sandbox=SandboxRecord(start_s=sandboxes) if sandboxes else None,
-        ),
-        deliveries=deliveries,
-    )
-
-
-def build_group(
-    samples: Sequence[SampleRecord], *, group_scorer: float = 0.0, ready_queue: float = 0.0, **fields: Any
-) -> GroupRecord:
-    """The record of a group of these samples whose group scorers took ``group_scorer`` seconds."""
-    terminal = max(sample.stamps.committed or 0.0 for sample in samples)
-    ready = terminal + group_scorer
-    defaults: dict[str, Any] = {
-        "group": samples[0].group,
-        "split": samples[0].split,
-        "step": samples[0].step,
-        "end": "trained",
-        "num_samples": len(samples),
-        "num_scored": sum(sample.scoring.outcome == "scored" for sample in samples),
-        "admitted": samples[0].stamps.admitted,
-        "terminal": terminal,
-        "ready": ready,
-        "taken": ready + ready_queue,
-        "closed": ready + ready_queue + 1.0,
-    }
-    return GroupRecord(**defaults | fields)
-
-
-@pytest.fixture(scope="session")
-def sample() -> Callable[..., SampleRecord]:
-    """``sample(group, index, generation=2.0, score=1.0, …)``: seconds in each stage."""
-    return build_sample
-
-
-@pytest.fixture(scope="session")
-def group() -> Callable[..., GroupRecord]:
-    """``group(samples, group_scorer=0.5, …)``."""
-    return build_group
-
 
 _VALUES = THRESHOLDS | dict.fromkeys(("toolSlowSeconds", "sandboxSlowSeconds", "sandboxWaitSeconds"), 0.3)
 """A tool that takes a minute would take a test as long."""
@@ -208,6 +89,18 @@ class Prometheus:
         target = self._targets / f"{port}.json.new"
         target.write_text(json.dumps([{"targets": [f"127.0.0.1:{port}"], "labels": labels}]))
         target.rename(target.with_suffix(""))
+
+    @contextlib.contextmanager
+    def scraping(self, registry: CollectorRegistry, **labels: str) -> Iterator[None]:
+        """Serves a registry and scrapes it while the context lasts; the port stays a target."""
+        server, thread = start_http_server(port=0, addr="127.0.0.1", registry=registry)
+        self.scrape(server.server_port, **labels)
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
 
     def query(self, expression: str, time: float | None = None) -> list[dict[str, Any]]:
         """What an instant query returns; nothing while Prometheus is not up yet."""
@@ -257,6 +150,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     _prometheus.append(Prometheus(tmp_path_factory.mktemp("prometheus"), program))
     yield _prometheus[0]
     _prometheus.pop().close()
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    return program
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plaudit_metrics.statistics.steps import AgentLoopColumns, agent_loop_statistics, step_statistics
-from plaudit_wire.records import SampleRecord
+from stage_records import build_sample
 
 SECONDS = st.floats(0, 1000, allow_nan=False)
 ROW = st.fixed_dictionaries(
@@ -77,10 +76,10 @@ def test_no_samples_give_no_keys() -> None:
     assert agent_loop_statistics(AgentLoopColumns(nothing, nothing, nothing, none, none, none)) == {}
 
 
-def test_a_step_carries_the_keys_for_its_generated_samples(sample: Callable[..., SampleRecord]) -> None:
+def test_a_step_carries_the_keys_for_its_generated_samples() -> None:
     samples = [
-        sample(index=0, generation=2.0, tools=1.0, limiter=0.25, retry=0.5, score=3.0),
-        sample(index=1, engine_queue=0.5, generation=4.0, score=1.0),
+        build_sample(index=0, generation=2.0, tools=1.0, limiter=0.25, retry=0.5, score=3.0),
+        build_sample(index=1, engine_queue=0.5, generation=4.0, score=1.0),
     ]
     statistics = step_statistics(samples, opened=0.0, closed=1.0)
     assert statistics["timing_s/agent_loop/generate_sequences/max"] == 4.5

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from plaudit_metrics.sources.steps import Arrival, ClosedStep, Collector, KeptSteps
 from plaudit_metrics.sources.stream import EventRecord
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
+from stage_records import build_group, build_sample
 
 Build = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def run(sample: Build, group: Build) -> Callable[..., list[EventRecord]]:
+def run() -> Callable[..., list[EventRecord]]:
     """``run(steps)``: the records of a run of so many steps of 2 groups of 3, in their natural order."""
 
     def records(steps: int, *, incarnation: int = 1, first: int = 1) -> list[EventRecord]:
@@ -28,11 +29,11 @@ def run(sample: Build, group: Build) -> Callable[..., list[EventRecord]]:
             for number in range(2):
                 name = f"t-{2 * step + number}-{incarnation}.0"
                 samples = [
-                    sample(name, index, admitted=opened, generation=5.0, score=index + step, step=step)
+                    build_sample(name, index, admitted=opened, generation=5.0, score=index + step, step=step)
                     for index in range(3)
                 ]
                 every += samples
-                every.append(group(samples, closed=opened + 50))
+                every.append(build_group(samples, closed=opened + 50))
             every.append(
                 StepRecord(step, incarnation, opened, opened + 60, 6, 2, {"reward/mean": 0.5}, verdict="reward")
             )
@@ -121,13 +122,13 @@ def test_a_record_that_comes_after_its_step_is_counted_as_late_and_not_mixed_in(
     assert kept.newest(1)[0].records_missing == 1
 
 
-def test_a_sample_that_changes_before_its_step_counts_with_its_newer_content(sample: Build, group: Build) -> None:
+def test_a_sample_that_changes_before_its_step_counts_with_its_newer_content() -> None:
     kept = KeptSteps()
     collector = Collector(kept)
-    assert collector.add_sample(sample(value=0.0)) is Arrival.new
-    assert collector.add_sample(sample(value=0.75)) is Arrival.replaced
-    collector.add_group(group([sample()]))
-    collector.add_step(StepRecord(1, 1, sample().stamps.admitted, 2_000_000.0, 1, 1, {}))
+    assert collector.add_sample(build_sample(value=0.0)) is Arrival.new
+    assert collector.add_sample(build_sample(value=0.75)) is Arrival.replaced
+    collector.add_group(build_group([build_sample()]))
+    collector.add_step(StepRecord(1, 1, build_sample().stamps.admitted, 2_000_000.0, 1, 1, {}))
     assert kept.newest(1)[0].record.statistics["reward/mean"] == 0.75
 
 
@@ -141,29 +142,27 @@ def test_a_step_done_again_after_a_resume_replaces_the_old_one_and_removes_later
     assert [each[:2] for each in figures(kept)] == [(1, 1), (2, 1), (3, 2)]
 
 
-def test_groups_of_a_step_that_a_crash_left_open_are_not_mixed_into_its_second_try(
-    sample: Build, group: Build, run: Build
-) -> None:
+def test_groups_of_a_step_that_a_crash_left_open_are_not_mixed_into_its_second_try(run: Build) -> None:
     kept = KeptSteps()
     collector = Collector(kept)
-    stale = sample("t-99-1.0", admitted=1_000_000.0, step=1)
-    feed(collector, [stale, group([stale], closed=1_000_010.0)])
+    stale = build_sample("t-99-1.0", admitted=1_000_000.0, step=1)
+    feed(collector, [stale, build_group([stale], closed=1_000_010.0)])
     feed(collector, run(1, incarnation=2))
     assert kept.newest(1)[0].record.statistics["reward_pipeline/outcome/scored"] == 6
 
 
-def test_validation_is_not_mixed_into_the_steps_figures(sample: Build, group: Build, run: Build) -> None:
+def test_validation_is_not_mixed_into_the_steps_figures(run: Build) -> None:
     kept = KeptSteps()
     collector = Collector(kept)
-    validated = sample("v-0-1.0", admitted=1_000_100.0, split="validation")
-    feed(collector, [validated, group([validated], end="evaluated", closed=1_000_140.0), *run(1)])
+    validated = build_sample("v-0-1.0", admitted=1_000_100.0, split="validation")
+    feed(collector, [validated, build_group([validated], end="evaluated", closed=1_000_140.0), *run(1)])
     assert kept.newest(1)[0].record.statistics["reward_pipeline/outcome/scored"] == 6
     assert collector.num_waiting == 0
 
 
-def test_samples_whose_group_never_closes_are_forgotten_when_too_many_wait(sample: Build) -> None:
+def test_samples_whose_group_never_closes_are_forgotten_when_too_many_wait() -> None:
     collector = Collector(KeptSteps(), waiting_limit=10)
-    feed(collector, [sample(f"t-{number}-1.0", index) for number in range(20) for index in range(4)])
+    feed(collector, [build_sample(f"t-{number}-1.0", index) for number in range(20) for index in range(4)])
     assert 0 < collector.num_waiting <= 10
     newest = collector.newest_open(80)
     assert [record.group for record in newest[:4]] == ["t-19-1.0"] * 4
@@ -189,9 +188,9 @@ def test_restored_steps_are_known_and_their_events_add_the_slowest_samples(run: 
     assert [len(step.slowest) for step in kept.newest(5)] == [6, 6]
 
 
-def test_a_waiting_sample_costs_less_than_a_kilobyte(sample: Build) -> None:
+def test_a_waiting_sample_costs_less_than_a_kilobyte() -> None:
     collector = Collector(KeptSteps())
-    samples = [sample(f"t-{number // 8}-1.0", number % 8) for number in range(4_000)]
+    samples = [build_sample(f"t-{number // 8}-1.0", number % 8) for number in range(4_000)]
     tracemalloc.start()
     feed(collector, samples)
     used, _ = tracemalloc.get_traced_memory()

@@ -21,13 +21,14 @@ from plaudit_metrics.terminal.commands import steps, steps_arguments, trace, tra
 from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
 from plaudit_workers.cli import main
 from plaudit_workers.stored_samples import store_groups
+from stage_records import build_group, build_sample
 
 Build = Callable[..., Any]
 ID = "t-0-1.0"
 
 
 @pytest.fixture
-def samples(sample: Build) -> list[SampleRecord]:
+def samples() -> list[SampleRecord]:
     """Two scored samples and one that was never generated."""
     scorers = {
         "judge": ScorerRecord(
@@ -41,7 +42,9 @@ def samples(sample: Build) -> list[SampleRecord]:
             extra={"acc": 1.0, "answer": "score: 5"},
         )
     }
-    scored = [sample(ID, index, generation=2.0, limiter=1.0, score=2.0 + index, scorers=scorers) for index in range(2)]
+    scored = [
+        build_sample(ID, index, generation=2.0, limiter=1.0, score=2.0 + index, scorers=scorers) for index in range(2)
+    ]
     admitted = scored[0].stamps.admitted
     stamps = Stamps(admitted, committed=admitted + 30.0)
     given_up = ScoringRecord("given_up", reason="the deadline passed")
@@ -49,11 +52,11 @@ def samples(sample: Build) -> list[SampleRecord]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, samples: list[SampleRecord], group: Build) -> Path:
+def run(tmp_path: Path, samples: list[SampleRecord]) -> Path:
     """The folder of a run of one step, as the trainer leaves it."""
     folder = tmp_path / "runs" / "demo-1"
     (folder / "samples").mkdir(parents=True)
-    record: GroupRecord = group(samples, num_scored=2)
+    record: GroupRecord = build_group(samples, num_scored=2)
     store_groups(folder / "samples", 1, 1, [make_group(record, samples)], {ID: record})
     opened = samples[0].stamps.admitted
     append_step(
@@ -68,12 +71,10 @@ def parsed(add_arguments: Callable[[argparse.ArgumentParser], None], *texts: str
     return parser.parse_args(texts)
 
 
-def test_stored_samples_come_back_as_the_records_they_were(
-    run: Path, samples: list[SampleRecord], group: Build
-) -> None:
+def test_stored_samples_come_back_as_the_records_they_were(run: Path, samples: list[SampleRecord]) -> None:
     stored = read_step_samples(run, 1, 1)
     assert stored.samples == samples
-    assert stored.groups == [group(samples, num_scored=2)]
+    assert stored.groups == [build_group(samples, num_scored=2)]
 
 
 def test_steps_are_shown_as_a_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import msgspec
 import pytest
 
 from event_entries import encode_event
 from plaudit_metrics.sources.stream import EventRecord, decode_event
 from plaudit_wire.records import SampleRecord, StepRecord
+from stage_records import build_group, build_sample
 
-Build = Callable[..., Any]
 SAMPLES = {
     b"kind": b"samples",
     b"group": b"g",
@@ -28,26 +25,26 @@ def as_read(fields: dict[str, bytes]) -> dict[bytes, bytes]:
     return {key.encode(): value for key, value in fields.items()}
 
 
-def test_every_kind_of_record_comes_back_as_it_was(sample: Build, group: Build) -> None:
-    one = sample(generation=1.0, score=2.0, redelivery=0.5, deliveries=2)
+def test_every_kind_of_record_comes_back_as_it_was() -> None:
+    one = build_sample(generation=1.0, score=2.0, redelivery=0.5, deliveries=2)
     records: list[EventRecord] = [
         one,
-        group([one]),
+        build_group([one]),
         StepRecord(1, 1, 0.0, 1.0, 1, 1, {"step_s": 1.0}, verdict="trainer"),
     ]
     assert [decode_event(as_read(encode_event(record))) for record in records] == [[record] for record in records]
 
 
-def test_the_samples_of_a_group_come_together(sample: Build) -> None:
-    samples = [sample(index=index, score=2.0 + index) for index in range(4)]
+def test_the_samples_of_a_group_come_together() -> None:
+    samples = [build_sample(index=index, score=2.0 + index) for index in range(4)]
     fields: dict[str, bytes] = {}
     for each in samples:
         fields |= encode_event(each)
     assert decode_event(as_read(fields)) == samples
 
 
-def test_unknown_fields_and_members_do_not_stop_the_reader(sample: Build) -> None:
-    record: SampleRecord = sample(score=1.0)
+def test_unknown_fields_and_members_do_not_stop_the_reader() -> None:
+    record: SampleRecord = build_sample(score=1.0)
     fields = as_read(encode_event(record)) | {b"trace": b"00-ab-cd-01"}
     head, _, _ = fields[b"ended:0"].partition(b"\n")
     scoring = msgspec.to_builtins(record.scoring) | {"cost_usd": 0.1}
@@ -55,10 +52,10 @@ def test_unknown_fields_and_members_do_not_stop_the_reader(sample: Build) -> Non
     assert decode_event(fields) == [record]
 
 
-def test_a_sample_that_was_never_generated_has_no_generation(sample: Build) -> None:
-    submitted = msgspec.structs.replace(sample(score=1.0), generation=None)
+def test_a_sample_that_was_never_generated_has_no_generation() -> None:
+    submitted = msgspec.structs.replace(build_sample(score=1.0), generation=None)
     stamps = msgspec.structs.replace(submitted.stamps, taken=None, published=None)
-    given_up = msgspec.structs.replace(sample(outcome="given_up"), generation=None, stamps=stamps)
+    given_up = msgspec.structs.replace(build_sample(outcome="given_up"), generation=None, stamps=stamps)
     for record in (submitted, given_up):
         assert decode_event(as_read(encode_event(record))) == [record]
 

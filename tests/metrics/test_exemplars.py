@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,8 +15,8 @@ from plaudit_metrics.service.series.collectors import Naming
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_wire.logs import drawn, sample_ids
 from plaudit_wire.records import ScorerRecord, StepRecord
+from stage_records import build_sample
 
-Build = Callable[..., Any]
 ADMITTED = 1_000_000.0
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
@@ -33,34 +32,34 @@ def exemplars(series: RunSeries, name: str, **labels: str) -> dict[str, Exemplar
     }
 
 
-def test_a_bucket_names_its_slowest_sample(sample: Build) -> None:
+def test_a_bucket_names_its_slowest_sample() -> None:
     series = RunSeries()
-    series.count_samples([sample(index=index, score=seconds) for index, seconds in enumerate((4.0, 3.0, 0.2))])
+    series.count_samples([build_sample(index=index, score=seconds) for index, seconds in enumerate((4.0, 3.0, 0.2))])
     found = exemplars(series, "plaudit_stage_seconds", stage="score")
     assert {bound: each.labels["index"] for bound, each in found.items()} == {"5.0": "0", "0.25": "2"}
     assert found["5.0"].value == pytest.approx(4.0)
     assert float(found["5.0"].timestamp or 0) == pytest.approx(ADMITTED + 4.0)
 
 
-def test_an_older_sample_does_not_replace_a_newer_one(sample: Build) -> None:
+def test_an_older_sample_does_not_replace_a_newer_one() -> None:
     series = RunSeries()
     for index, admitted in enumerate((100.0, 300.0, 200.0)):
-        series.count_samples([sample(index=index, score=1.0, admitted=admitted)])
+        series.count_samples([build_sample(index=index, score=1.0, admitted=admitted)])
     assert exemplars(series, "plaudit_stage_seconds", stage="score")["1.0"].labels["index"] == "1"
 
 
-def test_a_scorers_histogram_names_samples_that_it_was_asked_about(sample: Build) -> None:
+def test_a_scorers_histogram_names_samples_that_it_was_asked_about() -> None:
     judged = {"judge": ScorerRecord("timeout", call_s=20.0, limiter_s=2.0)}
     series = RunSeries()
-    series.count_samples([sample(index=0), sample(index=1, scorers=judged), sample(index=2)])
+    series.count_samples([build_sample(index=0), build_sample(index=1, scorers=judged), build_sample(index=2)])
     for name in ("plaudit_score_seconds", "plaudit_limiter_wait_seconds"):
         (found,) = exemplars(series, name).values()
         assert found.labels["index"] == "1"
 
 
-def test_where_traces_are_sent_only_traced_samples_are_named(sample: Build) -> None:
+def test_where_traces_are_sent_only_traced_samples_are_named() -> None:
     run, share = "demo", 0.1
-    samples = [sample(index=index, score=1.0 + index / 1000) for index in range(100)]
+    samples = [build_sample(index=index, score=1.0 + index / 1000) for index in range(100)]
     series = RunSeries(naming=Naming(run, share))
     series.count_samples(samples)
     (found,) = exemplars(series, "plaudit_stage_seconds", stage="score").values()
@@ -70,15 +69,15 @@ def test_where_traces_are_sent_only_traced_samples_are_named(sample: Build) -> N
     assert found.labels["trace_id"] == f"{sample_ids(run, samples[0].group, slowest)[0]:032x}"
 
 
-def test_a_sample_of_a_validation_has_no_trace_and_is_not_named(sample: Build) -> None:
+def test_a_sample_of_a_validation_has_no_trace_and_is_not_named() -> None:
     series = RunSeries(naming=Naming("demo", 1.0))
-    series.count_samples([sample(score=1.0, split="validation")])
+    series.count_samples([build_sample(score=1.0, split="validation")])
     assert not exemplars(series, "plaudit_stage_seconds")
 
 
-def test_the_slowest_sample_of_a_step_is_named_when_the_step_closes(sample: Build) -> None:
+def test_the_slowest_sample_of_a_step_is_named_when_the_step_closes() -> None:
     series = RunSeries(naming=Naming("demo", 0.0))
-    slow = sample(index=7, score=8.0, scorers={"mine": ScorerRecord("scored", 1.0, call_s=8.0)})
+    slow = build_sample(index=7, score=8.0, scorers={"mine": ScorerRecord("scored", 1.0, call_s=8.0)})
     series.count_samples([slow])
     assert not exemplars(series, "plaudit_score_seconds")
     series.count_step(StepRecord(1, 1, ADMITTED, ADMITTED + 60, 1, 1, {}), records_missing=0, slowest=slow)
@@ -87,9 +86,9 @@ def test_the_slowest_sample_of_a_step_is_named_when_the_step_closes(sample: Buil
     assert series.registry.get_sample_value("plaudit_stage_seconds_count", {"stage": "score"}) == 1
 
 
-def test_a_long_group_id_is_left_out_since_prometheus_would_refuse_the_exemplar(sample: Build) -> None:
+def test_a_long_group_id_is_left_out_since_prometheus_would_refuse_the_exemplar() -> None:
     series = RunSeries(naming=Naming("demo", 1.0))
-    series.count_samples([sample("g" * 100, score=1.0)])
+    series.count_samples([build_sample("g" * 100, score=1.0)])
     assert exemplars(series, "plaudit_stage_seconds", stage="score")["1.0"].labels.keys() == {"trace_id"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,8 +14,7 @@ from plaudit_metrics.sources.steps import KeptSteps
 from plaudit_metrics.statistics.columns import NO_SCORER, FailureCounts, shortened
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.records import GROUP_ENDED, Failure, SampleRecord, ScorerRecord, ScoringRecord, StepRecord
-
-Build = Callable[..., Any]
+from stage_records import build_group, build_sample
 
 
 def failed(reason: str, outcome: Any = "data_error") -> ScorerRecord:
@@ -29,19 +28,19 @@ def failures_of(samples: Sequence[SampleRecord]) -> list[Failure]:
     return counts.failures()
 
 
-def test_samples_that_fail_for_the_same_reason_are_one_line_with_their_count(sample: Build) -> None:
+def test_samples_that_fail_for_the_same_reason_are_one_line_with_their_count() -> None:
     raised = failed("KeyError: 'answer' (/home/me/job/reward.py:2 in compute_score)")
-    samples = [sample(index=index, outcome="data_error", scorers={"mine": raised}) for index in range(64)]
+    samples = [build_sample(index=index, outcome="data_error", scorers={"mine": raised}) for index in range(64)]
     (failure,) = failures_of(samples)
     assert str(failure) == "64 × KeyError: 'answer' (reward.py:2 in compute_score)"
     assert (failure.scorer, failure.outcome) == ("mine", "data_error")
 
 
-def test_a_reason_that_differs_from_sample_to_sample_is_one_kind_shown_by_its_first(sample: Build) -> None:
+def test_a_reason_that_differs_from_sample_to_sample_is_one_kind_shown_by_its_first() -> None:
     texts = [f"ValueError: no number in {number!r} (/x/reward.py:7 in f)" for number in ("a", "b", "c")]
     texts += ["ValueError: no number in 'd' (/x/reward.py:9 in f)"]
     texts += [f"ground_truth {truth!r} is blank" for truth in ("", "$: $")]
-    samples = [sample(outcome="data_error", scorers={"mine": failed(text)}) for text in texts]
+    samples = [build_sample(outcome="data_error", scorers={"mine": failed(text)}) for text in texts]
     assert [str(each) for each in failures_of(samples)] == [
         "3 × ValueError: no number in 'a' (reward.py:7 in f)",
         "2 × ground_truth '' is blank",
@@ -49,43 +48,43 @@ def test_a_reason_that_differs_from_sample_to_sample_is_one_kind_shown_by_its_fi
     ]
 
 
-def test_failures_are_listed_by_scorer_the_most_frequent_first(sample: Build) -> None:
-    samples = [sample(outcome="timeout", scorers={"slow": failed("took longer than 5 s", "timeout")})]
-    samples += [sample(scorers={"mine": failed("KeyError: 1"), "rule": ScorerRecord("scored", 1.0)})] * 2
+def test_failures_are_listed_by_scorer_the_most_frequent_first() -> None:
+    samples = [build_sample(outcome="timeout", scorers={"slow": failed("took longer than 5 s", "timeout")})]
+    samples += [build_sample(scorers={"mine": failed("KeyError: 1"), "rule": ScorerRecord("scored", 1.0)})] * 2
     assert [(each.scorer, each.count) for each in failures_of(samples)] == [("mine", 2), ("slow", 1)]
 
 
-def test_a_scorer_that_was_skipped_did_not_fail(sample: Build) -> None:
+def test_a_scorer_that_was_skipped_did_not_fail() -> None:
     skipped = ScorerRecord("skipped", reason="when: rule is not 1", attempts=0)
-    assert failures_of([sample(scorers={"judge": skipped, "rule": ScorerRecord("scored", 0.0)})]) == []
+    assert failures_of([build_sample(scorers={"judge": skipped, "rule": ScorerRecord("scored", 0.0)})]) == []
 
 
-def test_a_sample_that_ended_without_any_scorer_is_listed_by_its_outcome(sample: Build) -> None:
-    assert failures_of([sample(outcome="poison"), sample(outcome="poison")]) == [Failure(NO_SCORER, "poison", "", 2)]
+def test_a_sample_that_ended_without_any_scorer_is_listed_by_its_outcome() -> None:
+    assert failures_of([build_sample(outcome="poison"), build_sample(outcome="poison")]) == [
+        Failure(NO_SCORER, "poison", "", 2)
+    ]
     assert str(Failure(NO_SCORER, "poison", "", 2)) == "2 × poison"
 
 
-def test_kinds_are_bounded(sample: Build) -> None:
+def test_kinds_are_bounded() -> None:
     kinds = [failed(f"{chr(97 + number)}{'x' * number}Error: wrong") for number in range(26)]
-    failures = failures_of([sample(outcome="data_error", scorers={"mine": kind}) for kind in kinds])
+    failures = failures_of([build_sample(outcome="data_error", scorers={"mine": kind}) for kind in kinds])
     assert len(failures) == 8
     assert sum(each.count for each in failures) == 26
 
 
-def test_the_failures_of_the_open_step_are_those_after_the_newest_step_in_one_batch_too(
-    sample: Build, group: Build
-) -> None:
+def test_the_failures_of_the_open_step_are_those_after_the_newest_step_in_one_batch_too() -> None:
     view = RunView(RunSeries(), KeptSteps())
-    closed = [sample("t-0-1.0", index, outcome="timeout") for index in range(2)]
+    closed = [build_sample("t-0-1.0", index, outcome="timeout") for index in range(2)]
     step = StepRecord(1, 1, closed[0].stamps.admitted, 2_000_000.0, 2, 1, {"step_s": 1.0})
-    view.handle([*closed, group(closed), step, sample("t-1-1.0", outcome="poison")], True)
+    view.handle([*closed, build_group(closed), step, build_sample("t-1-1.0", outcome="poison")], True)
     assert [(each.outcome, each.count) for each in view.failures.failures()] == [("poison", 1)]
 
 
-def test_samples_of_a_group_that_a_resume_rolled_back_did_not_fail(sample: Build) -> None:
+def test_samples_of_a_group_that_a_resume_rolled_back_did_not_fail() -> None:
     view = RunView(RunSeries(), KeptSteps())
-    rolled_back = replace(sample("t-0-1.0"), scoring=ScoringRecord("given_up", reason=GROUP_ENDED))
-    view.handle([rolled_back, sample("t-1-1.0", outcome="given_up")], True)
+    rolled_back = replace(build_sample("t-0-1.0"), scoring=ScoringRecord("given_up", reason=GROUP_ENDED))
+    view.handle([rolled_back, build_sample("t-1-1.0", outcome="given_up")], True)
     assert [(each.outcome, each.count) for each in view.failures.failures()] == [("given_up", 1)]
     assert view.failures.samples == 1
 
@@ -109,9 +108,11 @@ def test_a_long_reason_is_cut_and_keeps_its_place() -> None:
     assert text.endswith("… (reward.py:12 in f)")
 
 
-def test_the_record_of_a_step_carries_the_reasons_by_scorer(sample: Build) -> None:
+def test_the_record_of_a_step_carries_the_reasons_by_scorer() -> None:
     raised = failed("KeyError: 'answer' (reward.py:2 in compute_score)")
-    record = step_record(3, 1, [sample(outcome="data_error", scorers={"mine": raised})] * 2, opened=0.0, closed=9.0)
+    record = step_record(
+        3, 1, [build_sample(outcome="data_error", scorers={"mine": raised})] * 2, opened=0.0, closed=9.0
+    )
     assert record.labels["reward_pipeline/scorer/mine/reasons"] == (
         "2 × KeyError: 'answer' (reward.py:2 in compute_score)"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,17 @@ from plaudit_metrics.sources.steps import KeptSteps
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.records import WaitRecord, WorkerRecord
 from plaudit_workers.stored_samples import store_groups
+from stage_records import build_group, build_sample
 
-Build = Callable[..., Any]
 PATHS: dict[str, Any] = document("demo")["paths"]
 
 
 @pytest.fixture
-def client(sample: Build, group: Build, tmp_path: Path) -> httpx.AsyncClient:
+def client(tmp_path: Path) -> httpx.AsyncClient:
     """The API over one closed step, whose samples are stored."""
     view = RunView(RunSeries(), KeptSteps())
-    samples = [sample(index=index, generation=1.0, score=2.0 + index) for index in range(3)]
-    record = group(samples)
+    samples = [build_sample(index=index, generation=1.0, score=2.0 + index) for index in range(3)]
+    record = build_group(samples)
     opened = samples[0].stamps.admitted
     waits = [WaitRecord(opened, opened + 5, [record.group])]
     step = step_record(1, 1, samples, groups=[record], waits=waits, opened=opened, closed=opened + 6)

@@ -26,7 +26,6 @@ from plaudit_wire.records import (
     StepRecord,
     WorkerRecord,
 )
-from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.stream.calls import Admission, StreamLimits
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, publish
@@ -37,13 +36,6 @@ from plaudit_workers.stream.transport import Transport
 SCORING = ScoringRecord(
     "scored", 0.5, scorers={"rule": ScorerRecord("scored", 0.5, call_s=0.01)}, call_s=0.01, worker="reward-0"
 )
-
-
-@pytest.fixture
-async def transport(redis_server: RedisServer, run_name: str) -> AsyncIterator[Transport]:
-    transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
-    yield transport
-    await transport.close()
 
 
 @pytest.fixture

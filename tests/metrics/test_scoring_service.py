@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -21,8 +19,7 @@ from plaudit_metrics.terminal.commands import report, report_arguments
 from plaudit_metrics.terminal.overview import source_of
 from plaudit_metrics.terminal.top import frame
 from plaudit_wire.records import NO_STEP, SampleRecord, ScorerRecord
-
-Build = Callable[..., Any]
+from stage_records import build_sample
 
 
 def client_of(schedule: str, records: list[SampleRecord], now: float = 6130.0) -> httpx.AsyncClient:
@@ -34,8 +31,8 @@ def client_of(schedule: str, records: list[SampleRecord], now: float = 6130.0) -
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
 
-def scored(sample: Build, caller: str, number: int, *, score: float, outcome: str = "scored") -> SampleRecord:
-    record: SampleRecord = sample(
+def scored(caller: str, number: int, *, score: float, outcome: str = "scored") -> SampleRecord:
+    record: SampleRecord = build_sample(
         f"s:http.{caller}:job-{number}", step=NO_STEP, admitted=6000.0 + 30 * number, score=score, outcome=outcome
     )
     exact = ScorerRecord(record.scoring.outcome, record.scoring.value, call_s=score)
@@ -43,9 +40,9 @@ def scored(sample: Build, caller: str, number: int, *, score: float, outcome: st
     return msgspec.structs.replace(record, scoring=scoring)
 
 
-async def test_a_service_says_how_much_it_scores_for_whom_and_how_fast(sample: Build) -> None:
-    records = [scored(sample, "alice", number, score=1.0 + number) for number in range(3)]
-    records.append(scored(sample, "bob", 3, score=9.0, outcome="timeout"))
+async def test_a_service_says_how_much_it_scores_for_whom_and_how_fast() -> None:
+    records = [scored("alice", number, score=1.0 + number) for number in range(3)]
+    records.append(scored("bob", 3, score=9.0, outcome="timeout"))
     async with client_of(SERVICE, records) as client:
         found = (await client.get("/api/v1/service")).json()
         assert (await client.get("/api/v1/queues")).json()["service"]
@@ -67,8 +64,8 @@ async def test_a_service_says_how_much_it_scores_for_whom_and_how_fast(sample: B
     ]
 
 
-async def test_an_idle_service_scores_nothing_now(sample: Build) -> None:
-    records = [scored(sample, "alice", number, score=1.0) for number in range(3)]
+async def test_an_idle_service_scores_nothing_now() -> None:
+    records = [scored("alice", number, score=1.0) for number in range(3)]
     async with client_of(SERVICE, records, now=6130.0 + 1800) as client:
         half_an_hour_later = (await client.get("/api/v1/service")).json()["minutes"]
     assert [each["scored"] for each in half_an_hour_later[:2]] == [2, 1]
@@ -79,8 +76,8 @@ async def test_an_idle_service_scores_nothing_now(sample: Build) -> None:
     assert all(each["scored"] == 0 for each in later["minutes"])
 
 
-async def test_a_run_that_trains_is_no_service(sample: Build) -> None:
-    async with client_of("on-policy", [sample()]) as client:
+async def test_a_run_that_trains_is_no_service() -> None:
+    async with client_of("on-policy", [build_sample()]) as client:
         assert (await client.get("/api/v1/service")).json()["samples"] == 0
         assert not (await client.get("/api/v1/queues")).json()["service"]
 

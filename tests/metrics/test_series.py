@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,20 +29,19 @@ from plaudit_wire.records import (
     TurnRecord,
     WorkerRecord,
 )
-
-Build = Callable[..., Any]
+from stage_records import build_group, build_sample
 
 
 @pytest.fixture
-def used(sample: Build, group: Build) -> RunSeries:
+def used() -> RunSeries:
     """Series after two samples, a group, a step and a look around."""
     series = RunSeries(latency_threshold_s=5.0, latency_target=0.95)
     judge = {"judge": ScorerRecord("scored", 0.5, limiter_s=1.0, call_s=2.0)}
     samples = [
-        sample(index=0, generation=1.0, score=2.0, scorers=judge),
-        sample(index=1, generation=1.0, score=9.0, scorers=judge, outcome="timeout"),
+        build_sample(index=0, generation=1.0, score=2.0, scorers=judge),
+        build_sample(index=1, generation=1.0, score=9.0, scorers=judge, outcome="timeout"),
     ]
-    record = group(samples, group_scorer=1.0)
+    record = build_group(samples, group_scorer=1.0)
     series.count_samples(samples)
     series.count_group(record, samples)
     series.count_step(step_record(3, 1, samples, groups=[record], opened=0.0, closed=20.0), records_missing=1)
@@ -172,10 +169,10 @@ def test_the_open_step_began_at_the_newest_close_or_at_the_trainers_start_if_tha
     assert series.registry.get_sample_value("plaudit_step_opened_timestamp_seconds") == 900
 
 
-def test_a_sample_that_fails_fast_is_not_in_time_and_validation_does_not_count_as_training(sample: Build) -> None:
+def test_a_sample_that_fails_fast_is_not_in_time_and_validation_does_not_count_as_training() -> None:
     series = RunSeries(latency_threshold_s=5.0)
-    failed = [sample(f"t-{n}", outcome="data_error", score=0.1) for n in range(30)]
-    series.count_samples([*failed, *(sample(f"v-{n}", score=9.0, split="validation") for n in range(50))])
+    failed = [build_sample(f"t-{n}", outcome="data_error", score=0.1) for n in range(30)]
+    series.count_samples([*failed, *(build_sample(f"v-{n}", score=9.0, split="validation") for n in range(50))])
     value = series.registry.get_sample_value
     assert value("plaudit_recent_late_ratio") == 1
     assert value("plaudit_recent_failed_ratio") == pytest.approx(30 / 80)
@@ -183,9 +180,9 @@ def test_a_sample_that_fails_fast_is_not_in_time_and_validation_does_not_count_a
     assert value("plaudit_reward_latency_total", {"split": "validation"}) == 50
 
 
-def test_a_restart_restores_the_shares_of_the_newest_samples_without_counting_them(sample: Build) -> None:
+def test_a_restart_restores_the_shares_of_the_newest_samples_without_counting_them() -> None:
     series = RunSeries(latency_threshold_s=5.0)
-    series.count_samples([sample(f"t-{n}", score=9.0) for n in range(30)], count=False)
+    series.count_samples([build_sample(f"t-{n}", score=9.0) for n in range(30)], count=False)
     assert series.registry.get_sample_value("plaudit_recent_late_ratio") == 1
     assert series.registry.get_sample_value("plaudit_samples_total", {"outcome": "scored"}) == 0
 
@@ -254,9 +251,9 @@ def test_nothing_that_never_happened_is_observed() -> None:
     assert registry.get_sample_value("seconds_count", {"stage": "score"}) == 1
 
 
-def test_calls_of_tools_are_counted_and_refused_ones_are_no_failures(sample: Build) -> None:
+def test_calls_of_tools_are_counted_and_refused_ones_are_no_failures() -> None:
     calls = [CallRecord("search", outcome, 0.0, 2.0) for outcome in ("ok", "error", "refused", "refused")]
-    made = [sample(index=index, turns=[TurnRecord(0, 4, 0.0, 1.0, calls=calls)]) for index in range(10)]
+    made = [build_sample(index=index, turns=[TurnRecord(0, 4, 0.0, 1.0, calls=calls)]) for index in range(10)]
     series = RunSeries()
     series.count_samples(made)
     value = series.registry.get_sample_value
@@ -265,18 +262,18 @@ def test_calls_of_tools_are_counted_and_refused_ones_are_no_failures(sample: Bui
     assert value("plaudit_tool_recent_failed_ratio", {"tool": "search"}) == 0.5
 
 
-def test_machines_are_counted_by_stage_and_result_and_absent_in_a_job_without(sample: Build) -> None:
+def test_machines_are_counted_by_stage_and_result_and_absent_in_a_job_without() -> None:
     series, plain = RunSeries(), RunSeries()
-    made = [sample(index=index, sandboxes=4.0) for index in range(30)]
+    made = [build_sample(index=index, sandboxes=4.0) for index in range(30)]
     broken = msgspec.structs.replace(made[0].generation, sandbox=SandboxRecord(4.0, claim_s=1.0, failed=True))
-    made += [msgspec.structs.replace(sample(index=index), generation=broken) for index in range(30, 40)]
+    made += [msgspec.structs.replace(build_sample(index=index), generation=broken) for index in range(30, 40)]
     series.count_samples(made)
     value = series.registry.get_sample_value
     assert value("plaudit_sandbox_machines_total", {"result": "ok"}) == 30
     assert value("plaudit_sandbox_machines_total", {"result": "failed"}) == 10
     assert value("plaudit_sandbox_seconds_sum", {"stage": "start"}) == 160
     assert value("plaudit_sandbox_recent_failed_ratio") == 0.25
-    plain.count_samples([sample(index=index) for index in range(30)])
+    plain.count_samples([build_sample(index=index) for index in range(30)])
     assert plain.registry.get_sample_value("plaudit_sandbox_machines_total", {"result": "ok"}) is None
     assert plain.registry.get_sample_value("plaudit_sandbox_recent_failed_ratio") is None
 
@@ -297,11 +294,11 @@ def test_machines_of_now_are_those_of_rollouts_and_what_the_trainer_sees_beyond(
     assert value("plaudit_sandboxes", {"state": "waiting"}) is None
 
 
-def test_any_number_of_tools_becomes_few_series(sample: Build) -> None:
+def test_any_number_of_tools_becomes_few_series() -> None:
     calls = [CallRecord(f"tool-{number}", "ok", 0.0, 0.0) for number in range(200)]
     series = RunSeries()
     for index, call in enumerate(calls):
-        series.count_samples([sample(index=index, turns=[TurnRecord(0, 4, 0.0, 1.0, calls=[call])])])
+        series.count_samples([build_sample(index=index, turns=[TurnRecord(0, 4, 0.0, 1.0, calls=[call])])])
     counted = {
         each.labels["tool"]
         for family in series.registry.collect()

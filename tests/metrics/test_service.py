@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +30,8 @@ from plaudit_wire.records import ScorerRecord, StepRecord, WorkerRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer, free_port
 from plaudit_workers.launch.role_process import serve_metrics
+from stage_records import build_group, build_sample
 from waiting import until
-
-Build = Callable[..., Any]
 
 
 @pytest.fixture
@@ -47,31 +46,26 @@ async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
     await client.aclose()
 
 
-@pytest.fixture
-def records_of_step(sample: Build, group: Build) -> Callable[..., list[EventRecord]]:
-    """``records_of_step(n)``: six samples in two groups, and the step."""
-
-    def records(step: int, incarnation: int = 1) -> list[EventRecord]:
-        opened = 1_000_000.0 + 100 * step
-        every: list[EventRecord] = []
-        for number in range(2):
-            samples = [
-                sample(
-                    f"t-{2 * step + number}-{incarnation}.0",
-                    i,
-                    admitted=opened,
-                    generation=1.0,
-                    score=i + 1.0,
-                    step=step,
-                )
-                for i in range(3)
-            ]
-            every += [*samples, group(samples, closed=opened + 50)]
-        statistics = {"reward/mean": 0.5, "wait/score_s": 30.0, "trainer_wait_s": 30.0}
-        every.append(StepRecord(step, incarnation, opened, opened + 60, 6, 2, statistics, verdict="reward"))
-        return every
-
-    return records
+def records_of_step(step: int, incarnation: int = 1) -> list[EventRecord]:
+    """Six samples in two groups, and the step."""
+    opened = 1_000_000.0 + 100 * step
+    every: list[EventRecord] = []
+    for number in range(2):
+        samples = [
+            build_sample(
+                f"t-{2 * step + number}-{incarnation}.0",
+                i,
+                admitted=opened,
+                generation=1.0,
+                score=i + 1.0,
+                step=step,
+            )
+            for i in range(3)
+        ]
+        every += [*samples, build_group(samples, closed=opened + 50)]
+    statistics = {"reward/mean": 0.5, "wait/score_s": 30.0, "trainer_wait_s": 30.0}
+    every.append(StepRecord(step, incarnation, opened, opened + 60, 6, 2, statistics, verdict="reward"))
+    return every
 
 
 async def publish(redis: Redis, run: str, records: Sequence[EventRecord]) -> None:
@@ -118,9 +112,7 @@ async def knows_steps(client: httpx.AsyncClient, steps: list[int]) -> bool:
     return [step["step"] for step in (await client.get("/api/v1/steps")).json()["steps"]] == steps
 
 
-async def test_a_step_is_served_as_soon_as_it_is_closed(
-    settings: ServiceSettings, redis: Redis, records_of_step: Build
-) -> None:
+async def test_a_step_is_served_as_soon_as_it_is_closed(settings: ServiceSettings, redis: Redis) -> None:
     async with running(settings) as client:
         verdict = (await client.get("/api/v1/verdict")).json()
         assert (verdict["step"], verdict["verdict"], verdict["open"]["step"]) == (None, "", None)
@@ -160,17 +152,17 @@ async def test_every_question_has_a_fitting_answer(settings: ServiceSettings, pa
 
 
 async def test_the_reasons_of_failed_samples_are_served_before_their_step_closes(
-    settings: ServiceSettings, redis: Redis, sample: Build, records_of_step: Build
+    settings: ServiceSettings, redis: Redis
 ) -> None:
     raised = ScorerRecord("data_error", reason="KeyError: 'answer' (/srv/reward.py:2 in compute_score)")
-    failing = [sample("t-90-1.0", index, outcome="data_error", scorers={"mine": raised}) for index in range(3)]
+    failing = [build_sample("t-90-1.0", index, outcome="data_error", scorers={"mine": raised}) for index in range(3)]
 
     async def failures(client: httpx.AsyncClient) -> Any:
         return (await client.get("/api/v1/failures")).json()
 
     async with running(settings) as client:
         assert (await failures(client))["failures"] == []
-        await publish(redis, settings.run, [*failing, sample("t-91-1.0")])
+        await publish(redis, settings.run, [*failing, build_sample("t-91-1.0")])
         await until(lambda: samples_are(4, client))
         shown = await failures(client)
         assert (shown["samples"], shown["unscored"]) == (4, 3)
@@ -192,7 +184,7 @@ async def samples_are(count: int, client: httpx.AsyncClient) -> bool:
 
 
 async def test_a_restart_goes_on_without_counting_twice_or_losing_a_step(
-    settings: ServiceSettings, redis: Redis, records_of_step: Build
+    settings: ServiceSettings, redis: Redis
 ) -> None:
     first, second = records_of_step(1), records_of_step(2)
     async with running(settings) as client:
@@ -215,7 +207,7 @@ async def _equals(client: httpx.AsyncClient, series: str, value: float) -> bool:
 
 
 async def test_an_entry_that_was_under_way_in_a_crash_is_counted_by_the_next_start(
-    settings: ServiceSettings, redis: Redis, records_of_step: Build
+    settings: ServiceSettings, redis: Redis
 ) -> None:
     events = Names(settings.run).events
     await publish(redis, settings.run, records_of_step(1))
@@ -229,7 +221,7 @@ async def test_an_entry_that_was_under_way_in_a_crash_is_counted_by_the_next_sta
 
 
 async def test_entries_that_were_trimmed_while_they_were_under_way_cost_only_themselves(
-    settings: ServiceSettings, redis: Redis, records_of_step: Build
+    settings: ServiceSettings, redis: Redis
 ) -> None:
     events = Names(settings.run).events
     await publish(redis, settings.run, records_of_step(1))
@@ -246,7 +238,7 @@ async def test_entries_that_were_trimmed_while_they_were_under_way_cost_only_the
 
 
 async def test_entries_that_were_trimmed_after_they_were_read_are_not_lost(
-    settings: ServiceSettings, redis: Redis, records_of_step: Build
+    settings: ServiceSettings, redis: Redis
 ) -> None:
     steps = [records_of_step(step) for step in (1, 2)]
     async with running(settings) as client:
@@ -259,7 +251,7 @@ async def test_entries_that_were_trimmed_after_they_were_read_are_not_lost(
 
 
 async def test_steps_that_events_no_longer_holds_come_from_the_runs_folder(
-    settings: ServiceSettings, redis: Redis, records_of_step: Build, tmp_path: Path
+    settings: ServiceSettings, redis: Redis, tmp_path: Path
 ) -> None:
     for step in (1, 2):
         append_step(tmp_path / "steps.jsonl", records_of_step(step)[-1])
@@ -269,9 +261,7 @@ async def test_steps_that_events_no_longer_holds_come_from_the_runs_folder(
         assert await metric(client, "plaudit_step_seconds_count") == 1
 
 
-async def test_lost_keys_and_damaged_entries_do_not_stop_it(
-    settings: ServiceSettings, redis: Redis, records_of_step: Build
-) -> None:
+async def test_lost_keys_and_damaged_entries_do_not_stop_it(settings: ServiceSettings, redis: Redis) -> None:
     async with running(settings) as client:
         await publish(redis, settings.run, records_of_step(1))
         await until(lambda: knows_steps(client, [1]))
@@ -316,9 +306,7 @@ async def test_streams_workers_and_memory_are_shown(settings: ServiceSettings, r
         assert await metric(client, "plaudit_redis_aof_ok") == 1
 
 
-async def test_a_scrape_is_in_prometheus_format(
-    settings: ServiceSettings, redis: Redis, records_of_step: Build
-) -> None:
+async def test_a_scrape_is_in_prometheus_format(settings: ServiceSettings, redis: Redis) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
@@ -331,7 +319,7 @@ async def test_a_scrape_is_in_prometheus_format(
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-async def test_redis_may_die_and_come_back(tmp_path: Path, run_name: str, records_of_step: Build) -> None:
+async def test_redis_may_die_and_come_back(tmp_path: Path, run_name: str) -> None:
     with RedisServer(tmp_path / "redis", persistence="always") as server:
         settings = ServiceSettings(run_name, RedisAddress(server.url, server.password), port=free_port())
         async with running(settings) as client:
@@ -370,7 +358,7 @@ async def test_a_port_that_is_taken_is_refused_with_one_message(
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
 async def test_as_a_process_it_ends_with_its_signal_and_leaves_nothing_unread(
-    settings: ServiceSettings, redis: Redis, records_of_step: Build, tmp_path: Path, number: signal.Signals, code: int
+    settings: ServiceSettings, redis: Redis, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     environment = {
         "PATH": os.environ["PATH"],

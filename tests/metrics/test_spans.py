@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,8 @@ from plaudit_metrics.sources.steps import EncodedStep, StepSamples, encode_sampl
 from plaudit_wire.logs import sample_ids, traceparent
 from plaudit_wire.records import CallRecord, ScorerRecord, StepRecord, TurnRecord
 from plaudit_wire.redis import RedisAddress
+from stage_records import build_group, build_sample
 
-Build = Callable[..., Any]
 STEP = StepRecord(7, 1, 0.0, 60.0, 4, 2, {})
 
 
@@ -30,14 +30,14 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def samples(sample: Build, group: Build) -> StepSamples:
+def samples() -> StepSamples:
     """Two groups of two; the last sample is the slowest."""
     made = [
-        sample(f"t-{number}-1.0", index, generation=2.0, limiter=0.5, score=1.0 + number + index)
+        build_sample(f"t-{number}-1.0", index, generation=2.0, limiter=0.5, score=1.0 + number + index)
         for number in range(2)
         for index in range(2)
     ]
-    return StepSamples(made, [group(made[:2]), group(made[2:], ready_queue=0.25)])
+    return StepSamples(made, [build_group(made[:2]), build_group(made[2:], ready_queue=0.25)])
 
 
 def encoded(samples: StepSamples) -> EncodedStep:
@@ -75,16 +75,16 @@ def test_the_slowest_sample_of_a_step_arrives_with_its_stages(receiver: Receiver
     assert root.end_time_unix_nano == max(span.end_time_unix_nano for span in stages)
 
 
-def test_spans_follow_the_conventions_for_generative_ai(receiver: Receiver, sample: Build, group: Build) -> None:
+def test_spans_follow_the_conventions_for_generative_ai(receiver: Receiver) -> None:
     judge = ScorerRecord(
         "scored", 0.5, limiter_s=0.5, call_s=1.0, extra={"prompt_tokens": 90.0, "completion_tokens": 3.0}
     )
     broken = ScorerRecord("infra_error", reason="http://judge responded 500", call_s=0.1)
     made = [
-        sample("t-0-1.0", 0, generation=2.0, score=1.5, scorers={"judge": judge}),
-        sample("t-0-1.0", 1, generation=2.0, score=3.0, scorers={"other": broken}, outcome="infra_error"),
+        build_sample("t-0-1.0", 0, generation=2.0, score=1.5, scorers={"judge": judge}),
+        build_sample("t-0-1.0", 1, generation=2.0, score=3.0, scorers={"other": broken}, outcome="infra_error"),
     ]
-    sent(receiver, StepSamples(made, [group(made, group_scorer=1.0)]), 1.0)
+    sent(receiver, StepSamples(made, [build_group(made, group_scorer=1.0)]), 1.0)
     named: dict[str, list[Any]] = {}
     for span in receiver.spans:
         named.setdefault(span.name, []).append(span)
@@ -135,11 +135,11 @@ def known(span: dict[str, Any]) -> dict[str, Any]:
     return {each["key"]: each["value"] for each in span.get("attributes", [])}
 
 
-def test_a_conversation_arrives_with_its_turns_and_tool_calls(receiver: Receiver, sample: Build, group: Build) -> None:
+def test_a_conversation_arrives_with_its_turns_and_tool_calls(receiver: Receiver) -> None:
     calls = [CallRecord("search", "ok", 1.0, 2.0), CallRecord("run", "timeout", 1.0, 4.0)]
     turns = [TurnRecord(0, 8, 0.0, 1.0, calls=calls), TurnRecord(8, 4, 5.0, 2.0)]
-    made = [sample("t-0-1.0", 0, generation=3.0, tools=4.0, score=1.0, turns=turns)]
-    sent(receiver, StepSamples(made, [group(made)]), 1.0)
+    made = [build_sample("t-0-1.0", 0, generation=3.0, tools=4.0, score=1.0, turns=turns)]
+    sent(receiver, StepSamples(made, [build_group(made)]), 1.0)
     named = {span.name: span for span in receiver.spans}
     first, second, run = named["turn 1"], named["turn 2"], named["execute_tool run"]
     assert first.parent_span_id == second.parent_span_id == named["sample"].span_id
@@ -171,8 +171,8 @@ def test_every_sample_arrives_once_when_all_are_asked_for(receiver: Receiver, sa
     }
 
 
-def test_a_share_is_the_same_samples_every_time(sample: Build) -> None:
-    many = [sample(f"t-{number}-1.0", 0) for number in range(2000)]
+def test_a_share_is_the_same_samples_every_time() -> None:
+    many = [build_sample(f"t-{number}-1.0", 0) for number in range(2000)]
     first, again, more = (choose(many, "demo-1", share).samples for share in (0.1, 0.1, 0.2))
     assert again == first
     assert 120 < len(first) < 280

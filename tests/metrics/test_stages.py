@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +15,8 @@ from plaudit_metrics.statistics.stages import (
     sample_stage_seconds,
     stages_of,
 )
-from plaudit_wire.records import GroupRecord, SampleRecord, SandboxRecord, ScoringRecord, Stamps
+from plaudit_wire.records import SampleRecord, SandboxRecord, ScoringRecord, Stamps
+from stage_records import build_group, build_sample
 
 SECONDS = st.floats(0, 500)
 STAMP = st.none() | st.floats(1_700_000_000, 1_700_001_000)
@@ -62,16 +61,14 @@ def test_the_stages_add_up_to_the_wall_time_within_5_ms(record: SampleRecord) ->
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.fixed_dictionaries({stage: st.floats(0, 100) for stage in SAMPLE_STAGES}))
-def test_each_stage_is_measured_to_within_5_ms(sample: Callable[..., SampleRecord], truth: dict[str, float]) -> None:
-    seconds = sample_stage_seconds(SampleColumns.from_records([sample(**truth)]))
+def test_each_stage_is_measured_to_within_5_ms(truth: dict[str, float]) -> None:
+    seconds = sample_stage_seconds(SampleColumns.from_records([build_sample(**truth)]))
     assert {stage: float(of_stage[0]) for stage, of_stage in seconds.items()} == pytest.approx(truth, abs=0.005)
 
 
-def test_the_groups_stages_follow_until_the_trainer_takes_it(
-    sample: Callable[..., SampleRecord], group: Callable[..., GroupRecord]
-) -> None:
-    samples = [sample(index=0, score=1.0), sample(index=1, score=4.0)]
-    record = group(samples, group_scorer=2.0, ready_queue=0.5)
+def test_the_groups_stages_follow_until_the_trainer_takes_it() -> None:
+    samples = [build_sample(index=0, score=1.0), build_sample(index=1, score=4.0)]
+    record = build_group(samples, group_scorer=2.0, ready_queue=0.5)
     seconds = group_stage_seconds(SampleColumns.from_records(samples), {record.group: record})
     assert {stage: of_stage.tolist() for stage, of_stage in seconds.items()} == {
         "group_wait": [3.0, 0.0],
@@ -82,7 +79,7 @@ def test_the_groups_stages_follow_until_the_trainer_takes_it(
     assert sum(stages_of(samples[0], record).values()) == pytest.approx(wall_s, abs=0.005)
 
 
-def test_an_unpublished_sample_spent_its_time_in_generation(sample: Callable[..., SampleRecord]) -> None:
+def test_an_unpublished_sample_spent_its_time_in_generation() -> None:
     given_up = make_sample_record(Stamps(admitted=100.0, taken=103.0, committed=160.0), ScoringRecord("given_up"))
     assert stages_of(given_up) == {"rollout_queue": 3.0, "generation": 57.0}
 
@@ -96,7 +93,7 @@ def test_a_sample_that_no_reward_worker_committed_spent_its_time_in_the_queue() 
     assert stages_of(given_up) == {"generation": 10.0, "sample_queue": 50.0}
 
 
-def test_unknown_groups_leave_the_group_stages_undefined(sample: Callable[..., SampleRecord]) -> None:
-    seconds = group_stage_seconds(SampleColumns.from_records([sample()]), {})
+def test_unknown_groups_leave_the_group_stages_undefined() -> None:
+    seconds = group_stage_seconds(SampleColumns.from_records([build_sample()]), {})
     assert set(seconds) == set(GROUP_STAGES)
     assert all(of_stage[0] != of_stage[0] for of_stage in seconds.values())

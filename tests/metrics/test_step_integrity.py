@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from plaudit_metrics.statistics.integrity import (
 )
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.records import ScorerRecord
+from stage_records import build_group, build_sample
 
-Build = Callable[..., Any]
 GROUPS, SIZE = 8, 8
 GROUP = np.repeat(np.arange(GROUPS), SIZE)
 
@@ -83,13 +82,13 @@ def test_a_length_bonus_and_an_escape_are_found_within_twenty_steps() -> None:
     assert escape_probability(steps_of(7, WINDOW_STEPS - 1, escape=0.3)) is None
 
 
-def test_the_gauges_follow_the_closed_steps_and_their_restored_past(sample: Build, group: Build) -> None:
+def test_the_gauges_follow_the_closed_steps_and_their_restored_past() -> None:
     def closed(number: int) -> Any:
         samples = []
         for index in range(4):
             score = {"value": None, "outcome": "timeout"} if index == 3 else {"value": 0.1 * index}
             scorer = {"judge": ScorerRecord(score.get("outcome", "scored"), score["value"], call_s=1.0)}
-            made = sample(
+            made = build_sample(
                 f"t-{number}-1.0",
                 index,
                 score=1.0,
@@ -99,7 +98,9 @@ def test_the_gauges_follow_the_closed_steps_and_their_restored_past(sample: Buil
                 **score,
             )
             samples.append(made)
-        return step_record(number, 1, samples, groups=[group(samples)], opened=number * 10.0, closed=number * 10.0 + 9)
+        return step_record(
+            number, 1, samples, groups=[build_group(samples)], opened=number * 10.0, closed=number * 10.0 + 9
+        )
 
     series = RunSeries()
     series.restore_steps(closed(number) for number in range(1, WINDOW_STEPS))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,16 +22,15 @@ from plaudit_wire.records import (
     TurnRecord,
     WaitRecord,
 )
+from stage_records import build_group, build_sample
 
-Build = Callable[..., Any]
 
-
-def test_rewards_are_averaged_over_scored_samples_only(sample: Build) -> None:
+def test_rewards_are_averaged_over_scored_samples_only() -> None:
     samples = [
-        sample(index=0, value=1.0),
-        sample(index=1, value=0.0),
-        sample(index=2, outcome="timeout"),
-        sample(index=3, outcome="poison"),
+        build_sample(index=0, value=1.0),
+        build_sample(index=1, value=0.0),
+        build_sample(index=2, outcome="timeout"),
+        build_sample(index=3, outcome="poison"),
     ]
     statistics = step_statistics(samples, opened=0.0, closed=5.0)
     assert statistics["reward/mean"] == 0.5
@@ -44,8 +41,8 @@ def test_rewards_are_averaged_over_scored_samples_only(sample: Build) -> None:
     assert statistics["reward_pipeline/dead"] == 1
 
 
-def test_a_step_in_which_everything_failed_has_no_mean_reward(sample: Build) -> None:
-    statistics = step_statistics([sample(outcome="timeout")], opened=0.0, closed=5.0)
+def test_a_step_in_which_everything_failed_has_no_mean_reward() -> None:
+    statistics = step_statistics([build_sample(outcome="timeout")], opened=0.0, closed=5.0)
     assert "reward/mean" not in statistics
     assert statistics["reward_pipeline/masked_share"] == 1.0
 
@@ -57,10 +54,10 @@ def test_an_empty_step_has_its_length_and_no_nan() -> None:
     assert all(math.isfinite(value) for value in statistics.values())
 
 
-def test_a_sample_that_was_never_generated_does_not_spoil_the_figures(sample: Build) -> None:
+def test_a_sample_that_was_never_generated_does_not_spoil_the_figures() -> None:
     lost = make_sample_record(Stamps(admitted=1_000_000.0, committed=1_000_900.0), ScoringRecord("given_up"), index=1)
     statistics = step_statistics(
-        [sample(index=0, generation=2.0, score=1.0), lost], opened=0.0, closed=5.0, trainer_version=3
+        [build_sample(index=0, generation=2.0, score=1.0), lost], opened=0.0, closed=5.0, trainer_version=3
     )
     assert statistics["timing_s/agent_loop/generate_sequences/max"] == 2.0
     assert statistics["reward_pipeline/outcome/given_up"] == 1
@@ -68,14 +65,14 @@ def test_a_sample_that_was_never_generated_does_not_spoil_the_figures(sample: Bu
     assert all(math.isfinite(value) for value in statistics.values())
 
 
-def test_turns_and_tool_calls_are_counted_as_verl_counts_them(sample: Build) -> None:
+def test_turns_and_tool_calls_are_counted_as_verl_counts_them() -> None:
     def turn(first: int, *calls: tuple[str, CallOutcome, float]) -> TurnRecord:
         records = [CallRecord(tool, outcome, 0.0, call_s) for tool, outcome, call_s in calls]
         return TurnRecord(first, 3, 0.0, 0.5, calls=records)
 
     parallel = [turn(0, ("search", "ok", 1.0), ("search", "timeout", 3.0)), turn(9, ("", "refused", 0.0)), turn(20)]
     plain = [turn(0, ("search", "ok", 2.0)), turn(9)]
-    samples = [sample(index=0), sample(index=1), sample(index=2)]
+    samples = [build_sample(index=0), build_sample(index=1), build_sample(index=2)]
     for number, turns in enumerate([parallel, plain]):
         generation = msgspec.structs.replace(samples[number].generation, turns=turns)
         samples[number] = msgspec.structs.replace(samples[number], generation=generation)
@@ -97,9 +94,9 @@ def test_turns_and_tool_calls_are_counted_as_verl_counts_them(sample: Build) -> 
     )
 
 
-def test_times_of_machines_are_figures_of_the_step(sample: Build, group: Build) -> None:
+def test_times_of_machines_are_figures_of_the_step() -> None:
     tests = {"tests": ScorerRecord("scored", 1.0, limiter_s=3.0, extra={"verify_s": 7.0})}
-    samples = [sample(index=number, generation=10.0, scorers=tests) for number in range(4)]
+    samples = [build_sample(index=number, generation=10.0, scorers=tests) for number in range(4)]
     for number in range(3):
         times = SandboxRecord(
             start_s=1.0 + number, claim_s=2.0, wait_s=0.5, exec_s=4.0 * number, num_commands=3, failed=number == 2
@@ -108,7 +105,7 @@ def test_times_of_machines_are_figures_of_the_step(sample: Build, group: Build) 
             times = msgspec.structs.replace(times, cpus=4.0)
         generation = msgspec.structs.replace(samples[number].generation, sandbox=times)
         samples[number] = msgspec.structs.replace(samples[number], generation=generation)
-    ended = group(samples, closed=1_000_042.0)
+    ended = build_group(samples, closed=1_000_042.0)
     figures = step_statistics(samples, groups=[ended], opened=0.0, closed=5.0)
     key = "reward_pipeline/sandbox"
     stages = {"claim": 2.0, "start": 2.0, "wait": 0.5, "exec": 4.0, "verify_wait": 3.0, "verify": 7.0}
@@ -121,31 +118,31 @@ def test_times_of_machines_are_figures_of_the_step(sample: Build, group: Build) 
 
 
 @pytest.mark.parametrize(("name", "quantile"), [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)])
-def test_quantiles_are_exact(sample: Build, name: str, quantile: float) -> None:
+def test_quantiles_are_exact(name: str, quantile: float) -> None:
     seconds = np.random.default_rng(1).uniform(0, 40, 333)
-    samples = [sample(index=index, score=float(value)) for index, value in enumerate(seconds)]
+    samples = [build_sample(index=index, score=float(value)) for index, value in enumerate(seconds)]
     statistics = step_statistics(samples, opened=0.0, closed=5.0)
     assert statistics[f"reward_pipeline/score_s/{name}"] == pytest.approx(
         float(np.quantile(seconds, quantile)), abs=1e-6
     )
 
 
-def test_a_groups_own_waits_count_once_a_group(sample: Build, group: Build) -> None:
-    large = [sample("t-1-1.0", index) for index in range(9)]
-    small = [sample("t-2-1.0", 0)]
-    groups = [group(large, ready_queue=1.0), group(small, ready_queue=3.0)]
+def test_a_groups_own_waits_count_once_a_group() -> None:
+    large = [build_sample("t-1-1.0", index) for index in range(9)]
+    small = [build_sample("t-2-1.0", 0)]
+    groups = [build_group(large, ready_queue=1.0), build_group(small, ready_queue=3.0)]
     statistics = step_statistics(large + small, groups=groups, opened=0.0, closed=5.0)
     assert statistics["reward_pipeline/ready_queue_s/mean"] == pytest.approx(2.0)
 
 
-def test_each_scorer_has_figures_of_its_own(sample: Build) -> None:
+def test_each_scorer_has_figures_of_its_own() -> None:
     judge = [
         ScorerRecord("scored", 0.25, limiter_s=1.0, call_s=4.0),
         ScorerRecord("scored", 0.75, call_s=2.0),
         ScorerRecord("timeout", call_s=60.0),
     ]
-    samples = [sample(index=index, scorers={"judge": record}) for index, record in enumerate(judge)]
-    samples.append(sample(index=3, scorers={"rule": ScorerRecord("scored", 1.0)}))
+    samples = [build_sample(index=index, scorers={"judge": record}) for index, record in enumerate(judge)]
+    samples.append(build_sample(index=3, scorers={"rule": ScorerRecord("scored", 1.0)}))
     statistics = step_statistics(samples, opened=0.0, closed=5.0)
     assert statistics["reward_pipeline/scorer/judge/value/mean"] == 0.5
     assert statistics["reward_pipeline/scorer/judge/call_s/max"] == 60.0
@@ -153,25 +150,27 @@ def test_each_scorer_has_figures_of_its_own(sample: Build) -> None:
     assert statistics["reward_pipeline/scorer/rule/value/mean"] == 1.0
 
 
-def test_numeric_extras_of_a_scorer_are_figures_and_texts_are_not(sample: Build) -> None:
+def test_numeric_extras_of_a_scorer_are_figures_and_texts_are_not() -> None:
     extras: list[dict[str, float | str]] = [{"acc": 1.0, "pred": "12"}, {"acc": 0.0}, {"pred": "7"}, {"acc": math.inf}]
-    samples = [sample(index=i, scorers={"mine": ScorerRecord("scored", 1.0, extra=e)}) for i, e in enumerate(extras)]
+    samples = [
+        build_sample(index=i, scorers={"mine": ScorerRecord("scored", 1.0, extra=e)}) for i, e in enumerate(extras)
+    ]
     statistics = step_statistics(samples, opened=0.0, closed=5.0)
     key = "reward_pipeline/scorer/mine/extra/acc"
     assert [statistics[f"{key}/{figure}"] for figure in ("mean", "min", "max")] == [0.5, 0.0, 1.0]
     assert not [key for key in statistics if "pred" in key]
 
 
-def test_the_number_of_extras_with_figures_is_bounded(sample: Build) -> None:
+def test_the_number_of_extras_with_figures_is_bounded() -> None:
     extra: dict[str, float | str] = {f"figure-{number}": 1.0 for number in range(100)}
-    samples = [sample(scorers={"mine": ScorerRecord("scored", 1.0, extra=extra)})]
+    samples = [build_sample(scorers={"mine": ScorerRecord("scored", 1.0, extra=extra)})]
     statistics = step_statistics(samples, opened=0.0, closed=5.0)
     assert len([key for key in statistics if "/extra/" in key]) == 3 * 16
 
 
-def test_columns_hold_every_sample_however_many_come(sample: Build) -> None:
+def test_columns_hold_every_sample_however_many_come() -> None:
     samples = [
-        sample(f"t-{index % 7}-1.0", index, score=float(index), deliveries=1 + index % 3) for index in range(1000)
+        build_sample(f"t-{index % 7}-1.0", index, score=float(index), deliveries=1 + index % 3) for index in range(1000)
     ]
     columns = SampleColumns.from_records(samples)
     assert columns.call_s.tolist() == [float(index) for index in range(1000)]
@@ -179,44 +178,47 @@ def test_columns_hold_every_sample_however_many_come(sample: Build) -> None:
     assert [columns.groups[code] for code in columns.group] == [each.group for each in samples]
 
 
-def test_columns_may_be_read_while_samples_still_come(sample: Build) -> None:
+def test_columns_may_be_read_while_samples_still_come() -> None:
     collector = ColumnCollector()
     for index in range(200):
-        collector.add(sample(index=index, score=float(index)))
+        collector.add(build_sample(index=index, score=float(index)))
         assert collector.columns().call_s.tolist() == [float(each) for each in range(index + 1)]
 
 
-def test_staleness_is_taken_over_trained_samples(sample: Build, group: Build) -> None:
-    trained = [sample("t-1-1.0", 0, version=5), sample("t-1-1.0", 1, version=6)]
-    dropped = [sample("t-2-1.0", 0, version=1)]
-    groups: list[GroupRecord] = [group(trained), group(dropped, end="dropped", reason="too_few_scored")]
+def test_staleness_is_taken_over_trained_samples() -> None:
+    trained = [build_sample("t-1-1.0", 0, version=5), build_sample("t-1-1.0", 1, version=6)]
+    dropped = [build_sample("t-2-1.0", 0, version=1)]
+    groups: list[GroupRecord] = [build_group(trained), build_group(dropped, end="dropped", reason="too_few_scored")]
     statistics = step_statistics(trained + dropped, groups=groups, opened=0.0, closed=5.0, trainer_version=6)
     assert statistics["reward_pipeline/staleness/max"] == 1
     assert statistics["reward_pipeline/staleness/mean"] == 0.5
 
 
-def test_redeliveries_and_duplicates_are_counted(sample: Build) -> None:
-    samples = [sample(index=0), sample(index=1, redelivery=20.0, deliveries=2)]
+def test_redeliveries_and_duplicates_are_counted() -> None:
+    samples = [build_sample(index=0), build_sample(index=1, redelivery=20.0, deliveries=2)]
     statistics = step_statistics(samples, opened=0.0, closed=5.0, duplicates=3)
     assert statistics["reward_pipeline/redelivered"] == 1
     assert statistics["reward_pipeline/duplicates"] == 3
     assert statistics["reward_pipeline/redelivery_s/max"] == 20.0
 
 
-def test_records_and_columns_give_the_same_figures(sample: Build) -> None:
-    samples = [sample(f"t-{index % 3}-1.0", index, generation=index, score=index % 4) for index in range(30)]
+def test_records_and_columns_give_the_same_figures() -> None:
+    samples = [build_sample(f"t-{index % 3}-1.0", index, generation=index, score=index % 4) for index in range(30)]
     assert step_statistics(samples, opened=0.0, closed=5.0) == step_statistics(
         SampleColumns.from_records(samples), opened=0.0, closed=5.0
     )
 
 
-def test_the_record_of_a_step_names_its_verdict_and_its_slowest_sample(sample: Build, group: Build) -> None:
-    samples = [sample("t-1-1.0", 0, admitted=10.0, generation=1.0), sample("t-1-1.0", 1, admitted=10.0, score=30.0)]
+def test_the_record_of_a_step_names_its_verdict_and_its_slowest_sample() -> None:
+    samples = [
+        build_sample("t-1-1.0", 0, admitted=10.0, generation=1.0),
+        build_sample("t-1-1.0", 1, admitted=10.0, score=30.0),
+    ]
     record = step_record(
         7,
         2,
         samples,
-        groups=[group(samples)],
+        groups=[build_group(samples)],
         waits=[WaitRecord(10.0, 40.0, ["t-1-1.0"])],
         opened=10.0,
         closed=42.0,
@@ -231,6 +233,6 @@ def test_the_record_of_a_step_names_its_verdict_and_its_slowest_sample(sample: B
     assert (record.num_samples, record.num_groups) == (2, 1)
 
 
-def test_the_slowest_samples_come_first(sample: Build) -> None:
-    samples = [sample(index=index, score=seconds) for index, seconds in enumerate((1.0, 5.0, 3.0, 5.0))]
+def test_the_slowest_samples_come_first() -> None:
+    samples = [build_sample(index=index, score=seconds) for index, seconds in enumerate((1.0, 5.0, 3.0, 5.0))]
     assert [each.index for each in slowest_samples(samples, 3)] == [1, 3, 2]

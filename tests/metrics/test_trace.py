@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,18 +13,18 @@ from hypothesis import strategies as st
 
 from plaudit_metrics.service.trace import chrome_trace
 from plaudit_wire.records import CallRecord, StepRecord, TurnRecord, WaitRecord
+from stage_records import build_group, build_sample
 
-Build = Callable[..., Any]
 OPENED = 1_000_000.0
 
 
 @pytest.fixture
-def trace(sample: Build, group: Build) -> dict[str, Any]:
+def trace() -> dict[str, Any]:
     """Two groups of three samples, in two reward workers, one wait."""
     samples, groups = [], []
     for number in range(2):
         of_group = [
-            sample(
+            build_sample(
                 f"t-{number}-1.0",
                 index,
                 admitted=OPENED,
@@ -41,7 +40,7 @@ def trace(sample: Build, group: Build) -> dict[str, Any]:
             msgspec.structs.replace(each, scoring=msgspec.structs.replace(each.scoring, worker=f"reward-{number}"))
             for each in of_group
         ]
-        groups.append(group(of_group, group_scorer=0.5, ready_queue=0.25))
+        groups.append(build_group(of_group, group_scorer=0.5, ready_queue=0.25))
     record = StepRecord(
         3, 1, OPENED, OPENED + 12, 6, 2, {}, verdict="reward", waits=[WaitRecord(OPENED, OPENED + 9, ["t-0-1.0"])]
     )
@@ -88,15 +87,15 @@ def test_waits_lie_inside_their_step_on_one_track(trace: dict[str, Any]) -> None
     assert step["ts"] <= wait["ts"] < wait["ts"] + wait["dur"] <= step["ts"] + step["dur"]
 
 
-def conversation(sample: Build) -> Any:
+def conversation() -> Any:
     """Two turns, the first followed by two calls at the same time, of which one failed."""
     calls = [CallRecord("search", "ok", 1.0, 2.0), CallRecord("run", "timeout", 1.0, 4.0, wait_s=0.5)]
     turns = [TurnRecord(0, 8, 0.0, 1.0, calls=calls), TurnRecord(8, 4, 5.0, 2.0)]
-    return sample("t-0-1.0", 0, rollout_queue=1.0, generation=3.0, tools=4.0, score=1.0, turns=turns)
+    return build_sample("t-0-1.0", 0, rollout_queue=1.0, generation=3.0, tools=4.0, score=1.0, turns=turns)
 
 
-def test_turns_lie_inside_their_conversation_and_calls_beside_each_other(sample: Build) -> None:
-    made = chrome_trace(StepRecord(1, 1, OPENED, OPENED + 20, 1, 1, {}), [conversation(sample)], [])
+def test_turns_lie_inside_their_conversation_and_calls_beside_each_other() -> None:
+    made = chrome_trace(StepRecord(1, 1, OPENED, OPENED + 20, 1, 1, {}), [conversation()], [])
     assert problems_of(made) == []
     named = {each["name"]: each for each in slices(made)}
     lengths = {name: named[name]["dur"] / 1e6 for name in ("conversation", "turn 1", "turn 2", "search", "run")}
@@ -158,13 +157,13 @@ def test_the_rules_of_the_format_are_kept(trace: dict[str, Any]) -> None:
 
 
 @given(data=st.data())
-def test_the_rules_of_the_format_are_kept_whatever_happened(data: st.DataObject, sample: Build, group: Build) -> None:
+def test_the_rules_of_the_format_are_kept_whatever_happened(data: st.DataObject) -> None:
     seconds = st.floats(0, 1e4, allow_subnormal=False) | st.just(0.0) | st.floats(0, 1e-8)
     stages = ("rollout_queue", "generation", "sample_queue", "redelivery", "limiter", "score", "commit")
     samples, groups = [], []
     for number in range(data.draw(st.integers(0, 3))):
         of_group = [
-            sample(
+            build_sample(
                 f"t-{number}-1.0",
                 index,
                 admitted=OPENED + data.draw(st.floats(-100, 100)),
@@ -174,7 +173,7 @@ def test_the_rules_of_the_format_are_kept_whatever_happened(data: st.DataObject,
         ]
         samples += of_group
         if data.draw(st.booleans()):
-            groups.append(group(of_group, group_scorer=data.draw(seconds), ready_queue=data.draw(seconds)))
+            groups.append(build_group(of_group, group_scorer=data.draw(seconds), ready_queue=data.draw(seconds)))
     start = OPENED + data.draw(st.floats(-10, 10))
     waits = [WaitRecord(start, start + data.draw(seconds), []), WaitRecord(start + 1e5, start + 2e5, [])]
     record = StepRecord(3, 1, OPENED, OPENED + data.draw(seconds), len(samples), len(groups), {}, waits=waits)
@@ -187,9 +186,9 @@ def test_times_start_at_the_first_event_and_rise(trace: dict[str, Any]) -> None:
     assert times[0] == 0
 
 
-def test_a_sample_admitted_before_the_step_was_opened_makes_no_negative_times(sample: Build, group: Build) -> None:
-    early = [sample(admitted=OPENED - 5, generation=3.0, score=4.0)]
+def test_a_sample_admitted_before_the_step_was_opened_makes_no_negative_times() -> None:
+    early = [build_sample(admitted=OPENED - 5, generation=3.0, score=4.0)]
     record = StepRecord(3, 1, OPENED, OPENED + 4, 1, 1, {})
-    times = [event["ts"] for event in chrome_trace(record, early, [group(early)])["traceEvents"]]
+    times = [event["ts"] for event in chrome_trace(record, early, [build_group(early)])["traceEvents"]]
     assert min(times) == 0
     assert max(times) == pytest.approx(7e6)

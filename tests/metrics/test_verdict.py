@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -22,8 +21,8 @@ from plaudit_wire.records import (
     ScorerRecord,
     WaitRecord,
 )
+from stage_records import build_group, build_sample
 
-Build = Callable[..., Any]
 START = 5_000.0
 
 
@@ -33,8 +32,6 @@ def spread(number: int) -> float:
 
 
 def step_of(
-    sample: Build,
-    group: Build,
     *,
     update_s: float,
     admitted_before_s: float = 0.0,
@@ -58,10 +55,10 @@ def step_of(
             varied = max(own, key=lambda stage: own[stage])
             own[varied] += spread(number * 4 + index)
             of_group.append(
-                sample(f"t-{number}-1.0", index, admitted=START - admitted_before_s, scorers=scorers, **own)
+                build_sample(f"t-{number}-1.0", index, admitted=START - admitted_before_s, scorers=scorers, **own)
             )
         samples += of_group
-        groups.append(group(of_group, group_scorer=group_scorer))
+        groups.append(build_group(of_group, group_scorer=group_scorer))
     ready = max(each.ready or 0.0 for each in groups)
     waits = [WaitRecord(START, ready, [each.group for each in groups])] if ready > START else []
     closed = max(ready, START) + update_s
@@ -122,23 +119,23 @@ def test_the_timelines_cover_every_verdict_that_follows_from_stamps() -> None:
 
 
 @pytest.mark.parametrize("truth", SYNCHRONOUS)
-def test_the_verdict_on_a_synchronous_step_is_the_truth(sample: Build, group: Build, truth: str) -> None:
-    assert verdict(step_of(sample, group, **SYNCHRONOUS[truth])) == truth
+def test_the_verdict_on_a_synchronous_step_is_the_truth(truth: str) -> None:
+    assert verdict(step_of(**SYNCHRONOUS[truth])) == truth
 
 
 @pytest.mark.parametrize("truth", ASYNCHRONOUS)
-def test_the_verdict_on_an_asynchronous_step_is_the_truth(sample: Build, group: Build, truth: str) -> None:
-    assert verdict(step_of(sample, group, **ASYNCHRONOUS[truth])) == truth
+def test_the_verdict_on_an_asynchronous_step_is_the_truth(truth: str) -> None:
+    assert verdict(step_of(**ASYNCHRONOUS[truth])) == truth
 
 
-def test_work_that_overlaps_with_the_update_is_not_blamed(sample: Build, group: Build) -> None:
+def test_work_that_overlaps_with_the_update_is_not_blamed() -> None:
     """Half a minute of scoring, all of it hidden behind the update: generation's two seconds are what was exposed."""
-    hidden = step_of(sample, group, generation=2.0, score=30.0, update_s=40.0, admitted_before_s=40.0)
+    hidden = step_of(generation=2.0, score=30.0, update_s=40.0, admitted_before_s=40.0)
     assert hidden["exposed_reward_s"] == 0.0
     assert verdict(hidden) == "trainer"
 
 
-def test_mini_batch_waits_are_judged_together(sample: Build, group: Build) -> None:
+def test_mini_batch_waits_are_judged_together() -> None:
     """Four mini-batches: the trainer works while the next one is scored, and waits for what ended each wait."""
     samples: list[SampleRecord] = []
     groups: list[GroupRecord] = []
@@ -146,10 +143,10 @@ def test_mini_batch_waits_are_judged_together(sample: Build, group: Build) -> No
     now = START
     for part in range(4):
         of_group = [
-            sample(f"t-{part}-1.0", index, admitted=START, generation=2.0, score=6.0 * (part + 1) + spread(index))
+            build_sample(f"t-{part}-1.0", index, admitted=START, generation=2.0, score=6.0 * (part + 1) + spread(index))
             for index in range(4)
         ]
-        record = group(of_group)
+        record = build_group(of_group)
         samples += of_group
         groups.append(record)
         waits.append(WaitRecord(now, record.ready or 0.0, [record.group]))
@@ -170,18 +167,20 @@ def test_steps_that_come_in_bursts_are_judged_by_their_seconds_together() -> Non
 
 
 @pytest.mark.parametrize("waited_s", [0.0, 8.0])
-def test_a_step_without_any_score_is_never_called_the_trainers(sample: Build, waited_s: float) -> None:
+def test_a_step_without_any_score_is_never_called_the_trainers(waited_s: float) -> None:
     """A reward function that raises on every sample: the trainer has nothing to train on, whatever it waited for."""
-    failing = [sample(index=index, outcome="data_error", generation=5.0) for index in range(8)]
+    failing = [build_sample(index=index, outcome="data_error", generation=5.0) for index in range(8)]
     waits = [WaitRecord(START, START + waited_s, ["t-0-1.0"])]
     statistics = step_statistics(failing, waits=waits, opened=START, closed=START + 10.0)
     assert verdict(statistics) == verdict_over([statistics] * 3) == "unscored"
 
 
-def test_a_pause_for_samples_without_a_score_has_a_verdict_of_its_own(sample: Build, group: Build) -> None:
-    samples = [sample(index=index, admitted=START + 370.0, generation=5.0) for index in range(4)]
+def test_a_pause_for_samples_without_a_score_has_a_verdict_of_its_own() -> None:
+    samples = [build_sample(index=index, admitted=START + 370.0, generation=5.0) for index in range(4)]
     waits = [WaitRecord(START, START + 370.0, [], PAUSE), WaitRecord(START + 370.0, START + 375.0, ["t-0-1.0"])]
-    statistics = step_statistics(samples, groups=[group(samples)], waits=waits, opened=START, closed=START + 380.0)
+    statistics = step_statistics(
+        samples, groups=[build_group(samples)], waits=waits, opened=START, closed=START + 380.0
+    )
     assert statistics["wait/pause_s"] == 370.0
     assert statistics["wait/generation_s"] == pytest.approx(5.0)
     assert verdict(statistics) == "unscored"
@@ -202,22 +201,20 @@ def test_every_verdict_is_explained(name: str) -> None:
     assert explain(name).endswith(".")
 
 
-def test_waits_for_an_endpoint_that_asked_for_pauses_are_not_called_a_limit_of_the_job(
-    sample: Build, group: Build
-) -> None:
+def test_waits_for_an_endpoint_that_asked_for_pauses_are_not_called_a_limit_of_the_job() -> None:
     """No limit is set; the judge answers 429 with Retry-After, and requests wait as long as it asked for."""
     held, limited = ({"judge": ScorerRecord("scored", 1.0, limiter_s=20.0, held_s=seconds)} for seconds in (19.0, 2.0))
     shape = SYNCHRONOUS["limiter"]
-    assert verdict(step_of(sample, group, **shape, scorers=held)) == "endpoint"
-    assert verdict(step_of(sample, group, **shape, scorers=limited)) == "limiter"
-    steps = [step_of(sample, group, **shape, scorers=held) for _ in range(3)]
+    assert verdict(step_of(**shape, scorers=held)) == "endpoint"
+    assert verdict(step_of(**shape, scorers=limited)) == "limiter"
+    steps = [step_of(**shape, scorers=held) for _ in range(3)]
     assert verdict_over(steps) == "endpoint"
 
 
-def test_tests_that_wait_for_a_place_are_a_wait_for_machines(sample: Build, group: Build) -> None:
+def test_tests_that_wait_for_a_place_are_a_wait_for_machines() -> None:
     tests = {"tests": ScorerRecord("scored", 1.0, limiter_s=20.0, extra={"verify_s": 2.0})}
     shape = {**SYNCHRONOUS["limiter"], "sandboxes": 0.1}
-    figures = step_of(sample, group, **shape, scorers=tests)
+    figures = step_of(**shape, scorers=tests)
     assert verdict(figures) == "sandboxes"
     assert "raise sandboxes.maxConcurrent, or add reward workers" in explain("sandboxes", figures)
 
@@ -230,22 +227,20 @@ def test_tests_that_wait_for_a_place_are_a_wait_for_machines(sample: Build, grou
         ({"start_s": 1.0, "wait_s": 8.0}, "Commands waited"),
     ],
 )
-def test_the_longest_wait_for_machines_has_its_own_remedy(
-    sample: Build, machine: dict[str, float], remedy: str
-) -> None:
-    record = sample(generation=2.0, tools=12.0)
+def test_the_longest_wait_for_machines_has_its_own_remedy(machine: dict[str, float], remedy: str) -> None:
+    record = build_sample(generation=2.0, tools=12.0)
     generation = msgspec.structs.replace(record.generation, sandbox=SandboxRecord(**machine))
     figures = step_statistics([msgspec.structs.replace(record, generation=generation)], opened=0.0, closed=20.0)
     assert remedy in explain("sandboxes", figures)
 
 
-def test_redis_that_does_not_answer_is_a_cause_of_its_own(sample: Build, group: Build) -> None:
+def test_redis_that_does_not_answer_is_a_cause_of_its_own() -> None:
     shape = SYNCHRONOUS["reward-queue"]
     waits = [WaitRecord(100.0, 150.0, [], REDIS)]
-    figures = step_statistics([sample("g-1")], waits=waits, opened=100.0, closed=200.0)
+    figures = step_statistics([build_sample("g-1")], waits=waits, opened=100.0, closed=200.0)
     assert verdict(figures) == verdict_over([figures]) == "redis"
     assert figures["exposed_reward_s"] == 0.0
-    assert "wait/redis_s" not in step_of(sample, group, **shape)
+    assert "wait/redis_s" not in step_of(**shape)
 
 
 def of_scorer(name: str, wait_s: float, call_s: float, calls: int = 64) -> dict[str, float]:
@@ -288,27 +283,29 @@ def test_the_scorer_that_held_the_step_is_named_with_its_times_and_its_share() -
     ],
     ids=["rare calls by far", "a call that is a little slower", "few samples", "retries of others", "twenty"],
 )
-def test_of_a_mix_of_scorers_the_one_for_which_the_step_waited_is_named(
-    sample: Build, mix: dict[str, list[Any]], named: str
-) -> None:
+def test_of_a_mix_of_scorers_the_one_for_which_the_step_waited_is_named(mix: dict[str, list[Any]], named: str) -> None:
     def record(taken: Any) -> ScorerRecord:
         retry_s, call_s = taken if isinstance(taken, tuple) else (0.0, taken)
         return ScorerRecord("scored", 1.0, retry_s=retry_s, call_s=call_s)
 
     samples = [
-        sample(index=index, scorers={name: record(each[index]) for name, each in mix.items() if index < len(each)})
+        build_sample(
+            index=index, scorers={name: record(each[index]) for name, each in mix.items() if index < len(each)}
+        )
         for index in range(64)
     ]
     figures = step_statistics(samples, opened=START, closed=START + 20.0)
     assert f"The slowest is {named}" in explain("reward", figures)
 
 
-def test_the_scorer_whose_limit_or_call_held_the_step_is_named(sample: Build) -> None:
+def test_the_scorer_whose_limit_or_call_held_the_step_is_named() -> None:
     limited = {"quick": ScorerRecord("scored", 1.0, call_s=2.0), "judge": ScorerRecord("scored", 1.0, limiter_s=7.0)}
-    figures = step_statistics([sample(scorers=limited)], opened=START, closed=START + 20.0)
+    figures = step_statistics([build_sample(scorers=limited)], opened=START, closed=START + 20.0)
     for name in ("limiter", "endpoint"):
         assert "It is judge that waited: 7.00 s at the median, 7.00 s at" in explain(name, figures)
-    samples = [sample(index=n, scorers={"far": ScorerRecord("scored", 1.0, call_s=2 + 40 * (n > 3))}) for n in range(5)]
+    samples = [
+        build_sample(index=n, scorers={"far": ScorerRecord("scored", 1.0, call_s=2 + 40 * (n > 3))}) for n in range(5)
+    ]
     figures = step_statistics(samples, opened=START, closed=START + 60.0)
     assert "Its scorer far took 42.00 s, 2.00 s at the median" in explain("straggler", figures | {"straggler_s": 40.0})
     assert "far" not in explain("straggler", figures | {"straggler_s": 90.0})  # something else was late
@@ -325,11 +322,11 @@ def test_the_scorer_whose_limit_or_call_held_the_step_is_named(sample: Build) ->
     ],
 )
 def test_the_scorer_for_which_groups_waited_is_named_and_no_sample_waited_for_it(
-    sample: Build, group: Build, scorers: dict[str, dict[str, Any]], said: str
+    scorers: dict[str, dict[str, Any]], said: str
 ) -> None:
     records = {name: ScorerRecord("scored", 1.0, **figures) for name, figures in scorers.items()}
     records["exact"] = ScorerRecord("scored", 1.0, call_s=0.5)
-    figures = step_of(sample, group, update_s=1.0, score=1.0, group_scorer=7.0, scorers=records)
+    figures = step_of(update_s=1.0, score=1.0, group_scorer=7.0, scorers=records)
     assert verdict(figures) == "group-scorer"
     assert said in explain("group-scorer", figures)
     assert "The slowest is exact" in explain("reward", figures)
@@ -346,10 +343,10 @@ def test_a_scorer_whose_attempts_fail_is_named_though_its_last_one_is_fast() -> 
     assert failed not in explain("straggler", figures | {"straggler_s": 30.0})
 
 
-def test_an_endpoint_that_refuses_requests_is_named_with_the_time_that_this_took(sample: Build) -> None:
+def test_an_endpoint_that_refuses_requests_is_named_with_the_time_that_this_took() -> None:
     def judge(retries: list[float], throttled: float) -> dict[str, float]:
         judges = (ScorerRecord("scored", 1.0, retry_s=s, throttled_s=throttled * s, call_s=0.2) for s in retries)
-        samples = [sample(index=index, scorers={"judge": judge}) for index, judge in enumerate(judges)]
+        samples = [build_sample(index=index, scorers={"judge": judge}) for index, judge in enumerate(judges)]
         return step_statistics(samples, waits=[], opened=START, closed=START + 20.0, update_s=2.0, trainer_version=1)
 
     refused, throttled = "Requests of judge that its endpoint refused (429, too", judge([0.5, 0.0, 12.0], 1.0)

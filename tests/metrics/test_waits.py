@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +19,7 @@ from plaudit_wire.records import (
     Stamps,
     WaitRecord,
 )
+from stage_records import build_group, build_sample
 
 MOMENTS = st.floats(0, 100)
 MAYBE = st.none() | st.floats(0, 30)
@@ -149,11 +149,11 @@ def test_a_wait_for_nothing_that_is_known_is_generation() -> None:
     assert split.exposed_reward_s == 0.0
 
 
-def test_retries_and_the_commit_count_as_score(
-    sample: Callable[..., SampleRecord], group: Callable[..., GroupRecord]
-) -> None:
-    of_group = [sample(admitted=0.0, generation=1.0, sample_queue=2.0, limiter=3.0, retry=4.0, score=5.0, commit=6.0)]
-    record = group(of_group, group_scorer=7.0, ready_queue=8.0)
+def test_retries_and_the_commit_count_as_score() -> None:
+    of_group = [
+        build_sample(admitted=0.0, generation=1.0, sample_queue=2.0, limiter=3.0, retry=4.0, score=5.0, commit=6.0)
+    ]
+    record = build_group(of_group, group_scorer=7.0, ready_queue=8.0)
     split = split_waits(SampleColumns.from_records(of_group), [record], [WaitRecord(0.0, 36.0, [record.group])])
     assert split.cause_s == {
         "generation": 1.0,
@@ -168,14 +168,12 @@ def test_retries_and_the_commit_count_as_score(
     }
 
 
-def test_groups_that_were_not_awaited_do_not_count(
-    sample: Callable[..., SampleRecord], group: Callable[..., GroupRecord]
-) -> None:
-    awaited = [sample("t-1-1.0", admitted=0.0, generation=1.0, score=2.0)]
-    other = [sample("t-2-1.0", admitted=0.0, generation=50.0)]
+def test_groups_that_were_not_awaited_do_not_count() -> None:
+    awaited = [build_sample("t-1-1.0", admitted=0.0, generation=1.0, score=2.0)]
+    other = [build_sample("t-2-1.0", admitted=0.0, generation=50.0)]
     split = split_waits(
         SampleColumns.from_records(awaited + other),
-        [group(awaited), group(other)],
+        [build_group(awaited), build_group(other)],
         [WaitRecord(0.0, 3.0, ["t-1-1.0"])],
     )
     assert split.cause_s["generation"] == 1.0
@@ -190,22 +188,20 @@ def test_a_group_whose_samples_are_unknown_is_judged_by_its_record() -> None:
     assert split.cause_s["ready_queue"] == 1.0
 
 
-def test_the_last_of_many_samples_holds_the_rest_of_the_wait(
-    sample: Callable[..., SampleRecord], group: Callable[..., GroupRecord]
-) -> None:
-    of_group = [sample(index=index, admitted=0.0, score=1.0 + index) for index in range(4)]
-    of_group.append(sample(index=4, admitted=0.0, score=20.0))
+def test_the_last_of_many_samples_holds_the_rest_of_the_wait() -> None:
+    of_group = [build_sample(index=index, admitted=0.0, score=1.0 + index) for index in range(4)]
+    of_group.append(build_sample(index=4, admitted=0.0, score=20.0))
     split = split_waits(
-        SampleColumns.from_records(of_group), [group(of_group)], [WaitRecord(0.0, 20.0, [of_group[0].group])]
+        SampleColumns.from_records(of_group), [build_group(of_group)], [WaitRecord(0.0, 20.0, [of_group[0].group])]
     )
     assert split.straggler_s == 16.0
 
 
-def test_of_three_samples_none_is_a_straggler(
-    sample: Callable[..., SampleRecord], group: Callable[..., GroupRecord]
-) -> None:
-    of_group = [sample(index=index, admitted=0.0, score=seconds) for index, seconds in enumerate((1.0, 1.0, 20.0))]
+def test_of_three_samples_none_is_a_straggler() -> None:
+    of_group = [
+        build_sample(index=index, admitted=0.0, score=seconds) for index, seconds in enumerate((1.0, 1.0, 20.0))
+    ]
     split = split_waits(
-        SampleColumns.from_records(of_group), [group(of_group)], [WaitRecord(0.0, 20.0, [of_group[0].group])]
+        SampleColumns.from_records(of_group), [build_group(of_group)], [WaitRecord(0.0, 20.0, [of_group[0].group])]
     )
     assert split.straggler_s == 0.0

@@ -52,8 +52,7 @@ def test_the_trainer_of_a_deleted_job_has_two_minutes_instead_of_ten():
     world.cluster.delete = recorded  # type: ignore[method-assign]
     world.reconcile()
     assert graces == [120]
-    world.deliver()
-    world.reconcile()
+    world.learn()
     assert graces == [120]
 
 
@@ -61,9 +60,7 @@ def test_a_new_job_of_the_same_name_starts_once_the_old_one_is_gone():
     world = deleted_while_the_trainer_saves()
     old = trainer_of(world)["metadata"]["name"]
     world.cluster.put(rljob())
-    for _ in range(5):
-        world.deliver()
-        world.reconcile()
+    world.learn(5)
     assert world.condition(ConditionType.ADMITTED).get("reason") != "NameTaken"
     if world.cluster.find("Pod", old):
         world.cluster.remove("Pod", old)

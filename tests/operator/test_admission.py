@@ -227,8 +227,7 @@ def test_a_null_that_kubectl_apply_lost_is_named():
     lost = {"spec": {"containers": [{**sidecars[0], "command": None}], "securityContext": {"fsGroup": None}}}
     rollout = {"replicas": 1, "pod": {"template": template}}
     job = applied({"rollout": rollout}, {"spec": {"rollout": {**rollout, "pod": {"template": lost}}}})
-    world = World(job)
-    world.settle()
+    world = settled(job)
     valid = world.condition("SpecValid")
     field = "spec.rollout.pod.template.spec"
     assert valid["status"] == "True"
@@ -253,6 +252,5 @@ def test_a_null_that_kubectl_apply_lost_is_named():
 )
 def test_other_nulls_are_not(written: Any):
     rollout = {"replicas": 1, "pod": {"template": {"spec": {"hostname": "x"}}}}
-    world = World(applied({"rollout": rollout}, written))
-    world.settle()
+    world = settled(applied({"rollout": rollout}, written))
     assert "null" not in world.condition("SpecValid")["message"]

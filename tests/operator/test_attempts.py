@@ -214,16 +214,14 @@ def test_a_lost_pod_restarts_its_replica_as_a_whole_and_the_others_go_on():
 def test_the_next_attempt_waits_until_no_pod_of_the_last_one_is_left():
     world = with_replicas()
     world.cluster.edit("Job", "job-rollout-0-0", lambda job: job["status"].update(failed=1))
-    world.deliver()
-    world.reconcile()
+    world.learn()
     world.deliver()
     world.reconcile()  # the ended attempt is deleted; its pods are known to exist for a while
     world.deliver("Job")
     world.reconcile()
     first, _ = rollout_jobs(world)
     assert (first["metadata"]["name"], first["spec"]["suspend"]) == ("job-rollout-0-1", True)
-    world.deliver()
-    world.reconcile()
+    world.learn()
     assert rollout_jobs(world)[0]["spec"]["suspend"] is False
 
 
@@ -455,8 +453,7 @@ def test_a_sidecar_that_ignores_its_end_holds_up_no_attempt(code: int, after: tu
 
     world.cluster.delete = recorded  # type: ignore[method-assign]
     end_beside_sidecar(world, "trainer", code, "boom", native=native)
-    world.deliver()
-    world.reconcile()
+    world.learn()
     if code:
         told = f"boom. Pod {pod['metadata']['name']} stays until its sidecars end: proxy"
         assert told in world.condition(ConditionType.TRAINER_RUNNING)["message"]
@@ -468,8 +465,7 @@ def test_a_sidecar_that_ignores_its_end_holds_up_no_attempt(code: int, after: tu
 def test_the_end_of_a_trainer_that_is_suspended_counts_as_nothing_although_its_sidecar_stays():
     world = settled()
     suspend(world, True)
-    world.deliver()
-    world.reconcile()
+    world.learn()
     end_beside_sidecar(world, "trainer", names.EXIT_STOPPED, native=True)
     world.settle()
     assert (world.status["phase"], world.status["disruptions"], world.status["attempt"]) == ("Suspended", 0, 0)

@@ -29,8 +29,7 @@ def gang(**spec: Any) -> dict[str, Any]:
 
 
 def test_only_trainer_rollouts_and_redis_join_the_pod_group():
-    world = World(gang())
-    world.settle()
+    world = settled(gang())
     (group,) = world.cluster.of_kind("PodGroup")
     assert group["metadata"]["name"] == world.status["run"]
     assert group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 5}}}
@@ -49,16 +48,14 @@ def test_only_trainer_rollouts_and_redis_join_the_pod_group():
 
 
 def test_a_redis_of_somebody_elses_is_not_counted():
-    world = World(gang(transport={"url": "redis://elsewhere:6379/0"}))
-    world.settle()
+    world = settled(gang(transport={"url": "redis://elsewhere:6379/0"}))
     assert world.cluster.of_kind("PodGroup")[0]["spec"]["schedulingPolicy"]["gang"]["minCount"] == 4
 
 
 def test_a_gang_counts_the_reward_models_that_were_in_it_when_the_job_was_admitted():
     reward = rljob()["spec"]["reward"]
     scorer = {"name": "rm", "kind": "model", "model": {"source": "/plaudit/rm", "replicas": 2}}
-    world = World(gang(reward=reward | {"scorers": [*reward["scorers"], scorer]}))
-    world.settle()
+    world = settled(gang(reward=reward | {"scorers": [*reward["scorers"], scorer]}))
     (group,) = world.cluster.of_kind("PodGroup")
     assert group["spec"]["schedulingPolicy"]["gang"]["minCount"] == 7
 
@@ -80,8 +77,7 @@ def test_a_job_without_gang_has_no_pod_group():
 
 
 def test_the_group_is_there_before_any_pod():
-    world = World(gang())
-    world.settle()
+    world = settled(gang())
     made = [call for call in world.cluster.calls if call.startswith("create")]
     workloads = [i for i, call in enumerate(made) if call.split()[1] in ("Deployment", "StatefulSet", "Job")]
     assert made.index(f"create PodGroup {world.status['run']}") < min(workloads)
@@ -157,8 +153,7 @@ def test_a_gang_that_never_fits_is_given_up_with_its_shortage_and_holds_no_capac
 
 
 def test_a_next_attempt_of_the_trainer_joins_the_same_group():
-    world = World(gang())
-    world.settle()
+    world = settled(gang())
     (before,) = world.cluster.of_kind("PodGroup")
     kept = {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod") if "trainer" not in pod["metadata"]["name"]}
     world.cluster.end_trainer(1, "boom")
@@ -194,8 +189,7 @@ def suspend(world: World, value: bool) -> None:
 
 
 def test_the_size_of_a_gang_is_fixed():
-    world = World(gang())
-    world.settle()
+    world = settled(gang())
     world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=5))
     world.settle()
     assert world.status["replicas"]["rollout"] == "2/2"
@@ -212,8 +206,7 @@ def test_without_pod_groups_nothing_is_started_and_the_remedy_is_shown():
 
     world.cluster.before = lacks
     for _ in range(5):
-        world.deliver()
-        world.reconcile()
+        world.learn()
         world.cluster.run_controllers()
     admitted = world.condition(ConditionType.ADMITTED)
     assert admitted["reason"] == "GangUnavailable"
@@ -233,9 +226,7 @@ def test_a_group_that_may_not_be_made_starts_nothing_either():
             raise InvalidError("podgroups is forbidden", 403)
 
     world.cluster.before = forbids
-    for _ in range(3):
-        world.deliver()
-        world.reconcile()
+    world.learn(3)
     assert world.condition(ConditionType.ADMITTED)["reason"] == "RefusedByCluster"
     assert not world.cluster.of_kind("StatefulSet")
 

@@ -101,13 +101,11 @@ def test_a_changed_scorer_is_rolled_out_while_the_old_pods_keep_their_configurat
     world = running()
     before = world.status["revision"]
     edit(world, weigh(0.5))
-    world.deliver()
-    world.reconcile()
+    world.learn()
     world.deliver()
     assert world.cluster.find("ConfigMap", f"job-job-{before}")  # its pods still run
     world.cluster.run_controllers()
-    world.deliver()
-    world.reconcile()
+    world.learn()
     rolling = {each: world.condition(each)["status"] for each in ("Ready", "RolledOut", "Reconciling", "Stalled")}
     assert rolling == {"Ready": "True", "RolledOut": "False", "Reconciling": "True", "Stalled": "False"}
     assert "of 2 pods are of revision" in world.condition("RolledOut")["message"]
@@ -149,8 +147,7 @@ def test_another_model_gets_servers_of_its_own_before_the_old_ones_go():
     world = running(MODEL)
     [old] = [name for kind, name in world.children() if kind == "Deployment" and name.startswith("job-m-")]
     edit(world, lambda spec: spec["reward"]["scorers"][0]["model"].update(source="/plaudit/model-2"))
-    world.deliver()
-    world.reconcile()
+    world.learn()
     world.deliver()
     servers = {name for kind, name in world.children() if kind == "Deployment" and name.startswith("job-m-")}
     assert len(servers) == 2
@@ -253,9 +250,7 @@ def test_a_job_of_the_same_name_is_refused_and_the_service_goes_on():
 
 def test_a_service_at_rest_is_not_written(world: World):
     writes = world.cluster.writes
-    for _ in range(3):
-        world.deliver()
-        world.reconcile()
+    world.learn(3)
     assert world.cluster.writes == writes
 
 

@@ -103,6 +103,14 @@ class World:
         except KubeError:
             return None
 
+    def learn(self, times: int = 1) -> ReconcileResult | None:
+        """Events reach the cache and the operator takes a turn, so often; the controllers do nothing meanwhile."""
+        result = None
+        for _ in range(times):
+            self.deliver()
+            result = self.reconcile()
+        return result
+
     def settle(self, turns: int = 60, *, passing_pauses: bool = True) -> None:
         """Operator and controllers take turns until neither has anything to do; a back-off passes at once."""
         for _ in range(turns):
@@ -142,9 +150,9 @@ class World:
         return {(kind, name) for kind, _, name in self.cluster.objects if kind not in left_out}
 
 
-def settled(**sections: Any) -> World:
-    """Return the world of ``rljob(**sections)`` once operator and controllers have nothing more to do."""
-    world = World(rljob(**sections))
+def settled(job: dict[str, Any] | None = None, **sections: Any) -> World:
+    """Return the world of a job, or of ``rljob(**sections)``, once operator and controllers have no more to do."""
+    world = World(job or rljob(**sections))
     world.settle()
     return world
 

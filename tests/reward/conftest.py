@@ -13,7 +13,6 @@ import scripted_scorer
 from plaudit_reward import attempts
 from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_wire.records import Sample
 from scripted_server import ScriptedServer
 
 
@@ -38,15 +37,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(attempts, "asyncio", clock)
     monkeypatch.setattr(scripted_scorer, "asyncio", clock)
     return clock
-
-
-@pytest.fixture
-def make_sample() -> Callable[..., Sample]:
-    def make(response: str = "#### 4", index: int = 0, **changes: Any) -> Sample:
-        about: dict[str, Any] = {"group": "t-0-1.0", "data_source": "openai/gsm8k", "prompt": "2 + 2?"}
-        return Sample(**{**about, "index": index, "response": response, "ground_truth": "4", **changes})
-
-    return make
 
 
 @pytest.fixture

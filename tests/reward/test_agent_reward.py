@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from plaudit_reward.functions.forms import trl_columns
@@ -12,8 +10,7 @@ from plaudit_reward.functions.result import Target
 from plaudit_reward.rules.scorer import RuleScorer
 from plaudit_reward.scorer import Attempt, agent_reward
 from plaudit_wire.records import AgentReward, Sample
-
-MakeSample = Callable[..., Sample]
+from reward_samples import make_sample
 
 COMPLETION = [
     {"role": "assistant", "content": "I guess #### 1", "tool_calls": []},
@@ -24,7 +21,7 @@ COMPLETION = [
 
 
 @pytest.fixture
-def conversation(make_sample: MakeSample) -> Sample:
+def conversation() -> Sample:
     return make_sample(
         "I guess #### 1 42 43 So it is #### 42",
         messages=[{"role": "user", "content": "6 * 7?"}],
@@ -53,7 +50,7 @@ def test_trls_functions_read_the_whole_conversation(conversation: Sample) -> Non
     assert trl_columns([conversation])["completions"] == [COMPLETION]
 
 
-async def test_rules_read_the_last_turn(conversation: Sample, make_sample: MakeSample) -> None:
+async def test_rules_read_the_last_turn(conversation: Sample) -> None:
     scorer = RuleScorer("rule", "gsm8k")
     await scorer.open()
     try:
@@ -72,6 +69,6 @@ async def test_rules_read_the_last_turn(conversation: Sample, make_sample: MakeS
         (None, "skipped", None),
     ],
 )
-async def test_an_agents_reward_is_typed_and_its_absence_is_no_zero(make_sample, reward, outcome, value) -> None:
+async def test_an_agents_reward_is_typed_and_its_absence_is_no_zero(reward, outcome, value) -> None:
     score = agent_reward(make_sample(agent_reward=reward))
     assert (score.outcome, score.value) == (outcome, value)

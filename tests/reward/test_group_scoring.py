@@ -13,9 +13,9 @@ from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.scorer import Score
 from plaudit_wire.errors import DataError, InfrastructureError
 from plaudit_wire.records import Sample, ScoringRecord
+from reward_samples import make_sample
 from scripted_scorer import ScriptedScorer
 
-MakeSample = Callable[..., Sample]
 Open = Callable[..., Any]
 
 NUMBERS = ScriptedScorer(
@@ -28,7 +28,7 @@ async def score_all(pipeline: Pipeline, samples: list[Sample]) -> list[ScoringRe
 
 
 @pytest.fixture
-def samples(make_sample: MakeSample) -> list[Sample]:
+def samples() -> list[Sample]:
     return [make_sample(text, i) for i, text in enumerate(("1", "bad", "3"))]
 
 
@@ -43,14 +43,14 @@ async def test_a_group_scorer_adds_its_weighted_value_to_samples_that_have_one(s
     assert [scorings[0].scorers[name].of_group for name in ("number", "length")] == [False, True]
 
 
-async def test_with_group_scorers_only_a_sample_has_no_value_of_its_own(make_sample: MakeSample) -> None:
+async def test_with_group_scorers_only_a_sample_has_no_value_of_its_own() -> None:
     group = ScriptedScorer("trl", lambda sample: float(sample.response))
     pipeline = Pipeline([], [GroupStage(group)])
     samples = [make_sample("1", 0), make_sample("2", 1)]
     assert [scoring.value for scoring in await score_all(pipeline, samples)] == [1.0, 2.0]
 
 
-async def test_a_validation_sample_is_then_scored_as_a_group_of_one(make_sample: MakeSample) -> None:
+async def test_a_validation_sample_is_then_scored_as_a_group_of_one() -> None:
     group = ScriptedScorer("trl", lambda sample: float(sample.response))
     scoring = await Pipeline([], [GroupStage(group)]).score(make_sample("7", split="validation"))
     assert (scoring.value, scoring.scorers["trl"].value) == (7.0, 7.0)
@@ -120,7 +120,7 @@ async def test_the_class_of_a_scorer_may_change_its_values_afterwards(samples: l
     assert (record.post_process_s > 0, record.of_group) == (True, False)
 
 
-async def test_trl_functions_score_a_group_in_one_call(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_trl_functions_score_a_group_in_one_call(open_scorer: Open) -> None:
     source = """
     def relative_length(completions, **columns):
         longest = max(map(len, completions))
@@ -136,7 +136,7 @@ async def test_trl_functions_score_a_group_in_one_call(open_scorer: Open, make_s
     ]
 
 
-async def test_a_group_without_any_value_is_left_alone(make_sample: MakeSample) -> None:
+async def test_a_group_without_any_value_is_left_alone() -> None:
     rank = ScriptedScorer("rank", lambda sample: 1.0)
     scorings = await score_all(Pipeline([Stage(NUMBERS)], [GroupStage(rank)]), [make_sample("bad")])
     assert (scorings[0].outcome, rank.num_calls) == ("data_error", 0)

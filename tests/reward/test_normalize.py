@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 from plaudit_reward.attempts import GroupStage, Rules, ScorerPart, Stage, weighted_sum
 from plaudit_reward.pipeline import Pipeline, normalised
 from plaudit_wire.errors import InfrastructureError
-from plaudit_wire.records import Sample, ScorerRecord
+from plaudit_wire.records import ScorerRecord
+from reward_samples import make_sample
 from scripted_scorer import ScriptedScorer
 
 
@@ -59,9 +59,7 @@ def test_the_values_of_a_scorer_have_mean_0_and_deviation_1(values: list[float])
     assert statistics.stdev(found) == pytest.approx(1.0, rel=1e-2)
 
 
-async def test_a_pipeline_normalises_a_complete_group_and_keeps_the_scorers_values(
-    make_sample: Callable[..., Sample],
-) -> None:
+async def test_a_pipeline_normalises_a_complete_group_and_keeps_the_scorers_values() -> None:
     number = ScriptedScorer("number", lambda sample: float(sample.response))
     length = ScriptedScorer("length", lambda sample: 100.0 * len(sample.response))
     pipeline = Pipeline([Stage(number)], [GroupStage(length, Rules(weight=0.5))], normalize=True)
@@ -85,9 +83,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize(("policy", "value"), ALONE)
-async def test_a_sample_keeps_its_fallback_score_if_its_group_is_never_scored(
-    make_sample: Callable[..., Sample], policy: str, value: float | None
-) -> None:
+async def test_a_sample_keeps_its_fallback_score_if_its_group_is_never_scored(policy: str, value: float | None) -> None:
     number = ScriptedScorer("number", lambda sample: 3.0)
     rank = ScriptedScorer("rank", lambda sample: InfrastructureError("away"))
     rules = Rules(on_failure=policy, retries=0)  # type: ignore[arg-type]

@@ -16,16 +16,15 @@ from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError, ScoringError
 from plaudit_wire.records import AgentReward, Sample, ScorerWork, ScoringRecord
+from reward_samples import make_sample
 from scripted_scorer import ScriptedAnswer, ScriptedScorer
-
-MakeSample = Callable[..., Sample]
 
 
 def scripted(name: str, answer: ScriptedAnswer, takes_s: float = 0.0, waits_s: float = 0.0) -> ScriptedScorer:
     return ScriptedScorer(name, lambda sample: answer, lambda sample: takes_s, waits_s)
 
 
-async def test_the_reward_is_the_weighted_sum_and_each_scorers_part_is_kept(make_sample: MakeSample) -> None:
+async def test_the_reward_is_the_weighted_sum_and_each_scorers_part_is_kept() -> None:
     pipeline = Pipeline(
         [
             Stage(scripted("a", Score.scored(1.0, length=3.0)), Rules(weight=0.8)),
@@ -40,7 +39,7 @@ async def test_the_reward_is_the_weighted_sum_and_each_scorers_part_is_kept(make
     assert scoring.scorers["b"].value == 0.5
 
 
-async def test_a_sample_whose_conversation_broke_off_is_not_scored(make_sample: MakeSample) -> None:
+async def test_a_sample_whose_conversation_broke_off_is_not_scored() -> None:
     asked: list[Sample] = []
 
     def answer(sample: Sample) -> float:
@@ -54,7 +53,7 @@ async def test_a_sample_whose_conversation_broke_off_is_not_scored(make_sample: 
     assert asked == []
 
 
-async def test_scorers_run_at_the_same_time(make_sample: MakeSample) -> None:
+async def test_scorers_run_at_the_same_time() -> None:
     both_began = asyncio.Barrier(2)
 
     class Meeting(ScriptedScorer):
@@ -67,7 +66,7 @@ async def test_scorers_run_at_the_same_time(make_sample: MakeSample) -> None:
     assert (await pipeline.score(make_sample())).value == 2.0
 
 
-async def test_when_lets_only_some_samples_through(make_sample: MakeSample) -> None:
+async def test_when_lets_only_some_samples_through() -> None:
     correct = ScriptedScorer("correct", lambda sample: float(sample.response == "right"))
     judge = scripted("judge", 0.5)
     pipeline = Pipeline([Stage(correct), Stage(judge, Rules(when=When("correct", 1.0)))])
@@ -77,7 +76,7 @@ async def test_when_lets_only_some_samples_through(make_sample: MakeSample) -> N
     assert wrong.scorers["judge"].reason == "when: correct is not 1"
 
 
-async def test_chains_of_when_end_at_the_first_unmet_condition(make_sample: MakeSample) -> None:
+async def test_chains_of_when_end_at_the_first_unmet_condition() -> None:
     last = scripted("c", 4.0)
     pipeline = Pipeline(
         [
@@ -102,27 +101,27 @@ def chain(last: ScriptedScorer, second: ScriptedAnswer = 2.0) -> Pipeline:
     )
 
 
-async def test_a_chain_of_three_runs_to_its_end(make_sample: MakeSample) -> None:
+async def test_a_chain_of_three_runs_to_its_end() -> None:
     last = scripted("c", 4.0)
     scoring = await chain(last).score(make_sample())
     assert (scoring.value, last.num_calls) == (0.5 + 0.5 + 12.0, 1)
 
 
-async def test_a_scorer_skipped_by_a_chain_is_no_failure_whatever_its_weight(make_sample: MakeSample) -> None:
+async def test_a_scorer_skipped_by_a_chain_is_no_failure_whatever_its_weight() -> None:
     last = scripted("c", 4.0)
     scoring = await chain(last, second=7.0).score(make_sample())
     assert (scoring.outcome, scoring.value, last.num_calls) == ("scored", 0.5 + 0.25 * 7.0, 0)
     assert (scoring.scorers["c"].outcome, scoring.scorers["c"].attempts) == ("skipped", 0)
 
 
-async def test_a_failure_in_the_middle_of_a_chain_is_the_samples(make_sample: MakeSample) -> None:
+async def test_a_failure_in_the_middle_of_a_chain_is_the_samples() -> None:
     last = scripted("c", 4.0)
     scoring = await chain(last, second=InfrastructureError("away")).score(make_sample())
     assert (scoring.outcome, scoring.reason, last.num_calls) == ("infra_error", "b: away", 0)
 
 
 @pytest.mark.usefixtures("clock")
-async def test_a_chain_shares_the_samples_time(make_sample: MakeSample) -> None:
+async def test_a_chain_shares_the_samples_time() -> None:
     slow = Pipeline(
         [
             Stage(scripted("a", 1.0, takes_s=0.2)),
@@ -136,14 +135,14 @@ async def test_a_chain_shares_the_samples_time(make_sample: MakeSample) -> None:
     assert scoring.reason == "c: the sample's time was used up before it"
 
 
-async def test_a_failed_condition_holds_back_and_the_failure_is_the_samples(make_sample: MakeSample) -> None:
+async def test_a_failed_condition_holds_back_and_the_failure_is_the_samples() -> None:
     judge = scripted("judge", 0.5)
     pipeline = Pipeline([Stage(scripted("a", DataError("bad"))), Stage(judge, Rules(when=When("a", 1.0)))])
     scoring = await pipeline.score(make_sample())
     assert (scoring.outcome, scoring.reason, judge.num_calls) == ("data_error", "a: bad", 0)
 
 
-async def test_seconds_are_those_along_the_scorer_that_ended_last_and_add_up(make_sample: MakeSample) -> None:
+async def test_seconds_are_those_along_the_scorer_that_ended_last_and_add_up() -> None:
     pipeline = Pipeline(
         [
             Stage(scripted("quick", 1.0, takes_s=0.01)),
@@ -164,7 +163,7 @@ async def test_seconds_are_those_along_the_scorer_that_ended_last_and_add_up(mak
 
 
 @pytest.mark.usefixtures("clock")
-async def test_the_budget_runs_along_the_chain_and_waits_do_not_count(make_sample: MakeSample) -> None:
+async def test_the_budget_runs_along_the_chain_and_waits_do_not_count() -> None:
     limits: list[float] = []
 
     class Looking(ScriptedScorer):
@@ -180,9 +179,7 @@ async def test_the_budget_runs_along_the_chain_and_waits_do_not_count(make_sampl
     assert limits == [pytest.approx(0.8)]
 
 
-async def test_a_combining_function_makes_the_reward(
-    open_scorer: Callable[..., object], make_sample: MakeSample
-) -> None:
+async def test_a_combining_function_makes_the_reward(open_scorer: Callable[..., object]) -> None:
     source = """
     def largest(values, sample):
         if sample.response == "raise":
@@ -240,7 +237,7 @@ def _value(answer: ScriptedAnswer) -> float | None:
     return answer.value if isinstance(answer, Score) else answer
 
 
-async def test_the_age_of_a_scorers_oldest_unfinished_call_grows_until_it_ends(make_sample: MakeSample) -> None:
+async def test_the_age_of_a_scorers_oldest_unfinished_call_grows_until_it_ends() -> None:
     pipeline = Pipeline([Stage(scripted("hangs", 1.0, takes_s=3600.0)), Stage(scripted("quick", 1.0))])
     scoring = [asyncio.create_task(pipeline.score(make_sample())) for _ in range(2)]
     while pipeline.work["hangs"].in_flight < 2 or pipeline.work["quick"].in_flight > 0:
@@ -269,9 +266,7 @@ class _Throttled(ScriptedScorer):
         raise AssertionError
 
 
-async def test_the_age_of_a_call_is_that_of_its_attempt_and_not_of_its_wait_for_a_limit(
-    make_sample: MakeSample,
-) -> None:
+async def test_the_age_of_a_call_is_that_of_its_attempt_and_not_of_its_wait_for_a_limit() -> None:
     scorer = _Throttled()
     pipeline = Pipeline([Stage(scorer)])
     scoring = asyncio.create_task(pipeline.score(make_sample()))
@@ -288,7 +283,7 @@ async def test_the_age_of_a_call_is_that_of_its_attempt_and_not_of_its_wait_for_
     await asyncio.wait([scoring])
 
 
-async def test_between_two_attempts_a_call_has_no_age(make_sample: MakeSample) -> None:
+async def test_between_two_attempts_a_call_has_no_age() -> None:
     scorer = scripted("judge", InfrastructureError("busy", retry_after_s=3600.0))
     pipeline = Pipeline([Stage(scorer)], timeout_s=7200.0)
     scoring = asyncio.create_task(pipeline.score(make_sample()))

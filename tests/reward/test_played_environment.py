@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,8 +15,7 @@ from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.result import Target
 from plaudit_wire.errors import DataError
 from plaudit_wire.records import Sample
-
-MakeSample = Callable[..., Sample]
+from reward_samples import make_sample
 
 # As TRL's documentation writes it.
 REWARD = """
@@ -42,20 +40,18 @@ def call(tmp_path, source: str, samples: list[Sample]) -> Any:
     return function.call(samples, None)
 
 
-def test_an_unchanged_function_of_trl_reads_the_environments_attributes(tmp_path, make_sample: MakeSample) -> None:
+def test_an_unchanged_function_of_trl_reads_the_environments_attributes(tmp_path) -> None:
     samples = [make_sample("r", index=i, environment={"reward": reward}) for i, reward in enumerate([0.25, 1.0])]
     assert call(tmp_path, REWARD, samples) == [0.25, 1.0]
     assert call(tmp_path, WITH_DEFAULT, samples) == [0.25, 1.0]
 
 
-def test_a_method_cannot_be_called_and_the_error_says_why(tmp_path, make_sample: MakeSample) -> None:
+def test_a_method_cannot_be_called_and_the_error_says_why(tmp_path) -> None:
     with pytest.raises(AttributeError, match=r"no 'get_reward': its instance has ended, .* It has board, score\."):
         call(tmp_path, METHOD, [make_sample("r", environment={"score": 1, "board": []})])
 
 
-def test_samples_without_an_environment_are_told_apart_from_one_without_attributes(
-    tmp_path, make_sample: MakeSample
-) -> None:
+def test_samples_without_an_environment_are_told_apart_from_one_without_attributes(tmp_path) -> None:
     played, not_played = make_sample("r", environment={}), make_sample("r")
     assert "environments" in trl_columns([played])
     assert "environments" not in trl_columns([played, not_played])
@@ -71,11 +67,11 @@ def test_a_played_environment_is_copied_and_pickled_as_other_objects() -> None:
     assert not hasattr(environment, "board")
 
 
-def test_equal_responses_of_other_episodes_share_no_cached_score(make_sample: MakeSample) -> None:
+def test_equal_responses_of_other_episodes_share_no_cached_score() -> None:
     keys = {whole_sample_key(make_sample("r", environment=held)) for held in ({"score": 1}, {"score": 2}, None)}
     assert len(keys) == 3
 
 
-def test_attributes_travel_with_the_sample(make_sample: MakeSample) -> None:
+def test_attributes_travel_with_the_sample() -> None:
     sample = make_sample("r", environment={"board": [[1, 0], [0, 1]], "moves": {"e4": 0.5}, "done": True})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sample), type=Sample) == sample

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "scorers.py"
-
 
 @pytest.mark.bench
-def test_a_rule_of_each_kind_has_its_rates(tmp_path: Path) -> None:
-    out = tmp_path / "figures.json"
-    command = [sys.executable, BENCHMARK, "--quick", "--json", out, "--rules", "gsm8k", "format"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    rules = json.loads(out.read_text())["rules"]
+def test_a_rule_of_each_kind_has_its_rates(
+    quick_benchmark: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = quick_benchmark("scorers", "--rules", "gsm8k", "format")["rules"]
+    printed = capsys.readouterr().out
     assert [one["rule"] for one in rules] == ["gsm8k", "format"]
-    assert all(set(one["samples_per_s"]) == {"1", "2"} and one["rule"] in run.stdout for one in rules)
+    assert all(set(one["samples_per_s"]) == {"1", "2"} and one["rule"] in printed for one in rules)
     assert all(rate > 0 for one in rules for rate in one["samples_per_s"].values())

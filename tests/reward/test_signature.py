@@ -11,6 +11,7 @@ from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.result import Target
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.records import Sample
+from reward_samples import make_sample
 
 FITTING = [
     # source, scope, arguments, form
@@ -101,9 +102,7 @@ def call(path: str, function: str, samples: list[Sample], values: Any = None, **
     return loaded.call(samples, values)
 
 
-def test_verl_functions_receive_verls_keywords(
-    reward_file: Callable[[str], str], make_sample: Callable[..., Sample]
-) -> None:
+def test_verl_functions_receive_verls_keywords(reward_file: Callable[[str], str]) -> None:
     path = reward_file("def f(**kwargs): return kwargs")
     seen = call(path, "f", [make_sample("r", extra_info={"index": 3})], arguments={"k": 1})
     assert seen == {
@@ -121,7 +120,7 @@ def test_verl_functions_receive_verls_keywords(
     ids=["named", "keywords"],
 )
 def test_functions_for_verls_batch_manager_receive_its_lists_and_return_a_score_for_each(
-    reward_file: Callable[[str], str], make_sample: Callable[..., Sample], parameters: str
+    reward_file: Callable[[str], str], parameters: str
 ) -> None:
     path = reward_file(
         f"def f({parameters}):\n"
@@ -140,16 +139,12 @@ def test_functions_for_verls_batch_manager_receive_its_lists_and_return_a_score_
     ]
 
 
-def test_verl_functions_get_only_the_keywords_they_name(
-    reward_file: Callable[[str], str], make_sample: Callable[..., Sample]
-) -> None:
+def test_verl_functions_get_only_the_keywords_they_name(reward_file: Callable[[str], str]) -> None:
     path = reward_file("def f(solution_str, ground_truth): return [solution_str, ground_truth]")
     assert call(path, "f", [make_sample("r")]) == ["r", "4"]
 
 
-def test_trl_functions_see_text_or_messages_and_columns(
-    reward_file: Callable[[str], str], make_sample: Callable[..., Sample]
-) -> None:
+def test_trl_functions_see_text_or_messages_and_columns(reward_file: Callable[[str], str]) -> None:
     path = reward_file("def f(prompts, completions, **columns): return prompts, completions, columns")
     plain = [make_sample("a", 0, extra_info={"level": 1, "only": 2}), make_sample("b", 1, extra_info={"level": 3})]
     prompts, completions, columns = call(path, "f", plain, scope="group")
@@ -163,9 +158,7 @@ def test_trl_functions_see_text_or_messages_and_columns(
     assert completions == [[{"role": "assistant", "content": "a"}]]
 
 
-def test_a_column_that_the_data_lacks_is_named(
-    reward_file: Callable[[str], str], make_sample: Callable[..., Sample]
-) -> None:
+def test_a_column_that_the_data_lacks_is_named(reward_file: Callable[[str], str]) -> None:
     path = reward_file("def f(completions, difficulty): return [1.0]")
     loaded = UserFunction(Target(path, "f", scope="group"))
     loaded.prepare()
@@ -173,16 +166,12 @@ def test_a_column_that_the_data_lacks_is_named(
         loaded.call([make_sample()], None)
 
 
-def test_columns_of_the_data_win_over_aliases(
-    reward_file: Callable[[str], str], make_sample: Callable[..., Sample]
-) -> None:
+def test_columns_of_the_data_win_over_aliases(reward_file: Callable[[str], str]) -> None:
     path = reward_file("def f(completions, solution): return solution")
     assert call(path, "f", [make_sample(extra_info={"solution": "own"})], scope="group") == ["own"]
 
 
-def test_values_and_combining_functions_get_their_values(
-    reward_file: Callable[[str], str], make_sample: Callable[..., Sample]
-) -> None:
+def test_values_and_combining_functions_get_their_values(reward_file: Callable[[str], str]) -> None:
     path = reward_file(
         """
         def spread(rewards): return [r - sum(rewards) / len(rewards) for r in rewards]
@@ -195,9 +184,7 @@ def test_values_and_combining_functions_get_their_values(
     assert call(path, "sum_of", [make_sample()], {"a": 2.0, "b": 1.0}, scope="combine") == 3.0
 
 
-def test_a_class_takes_its_own_arguments_and_leaves_the_rest_to_the_call(
-    reward_file: Callable[[str], str], make_sample: Callable[..., Sample]
-) -> None:
+def test_a_class_takes_its_own_arguments_and_leaves_the_rest_to_the_call(reward_file: Callable[[str], str]) -> None:
     path = reward_file(
         """
         class Agent:
@@ -214,9 +201,7 @@ def test_a_class_takes_its_own_arguments_and_leaves_the_rest_to_the_call(
     assert loaded.call([], [1.0, 2.0], post_process=True) == [1.0, 2.0]
 
 
-def test_callable_objects_and_their_methods_can_be_named(
-    reward_file: Callable[[str], str], make_sample: Callable[..., Sample]
-) -> None:
+def test_callable_objects_and_their_methods_can_be_named(reward_file: Callable[[str], str]) -> None:
     path = reward_file(
         """
         class _Length:

@@ -11,6 +11,11 @@ from plaudit_wire.records import GenerationRecord, GroupRecord, Sample, SampleRe
 from plaudit_workers.stream.groups import Group, GroupSample
 
 
+def job_document(name: str = "job", **spec: Any) -> dict[str, Any]:
+    """Build a job as plain data from the sections of its ``spec``, in camelCase."""
+    return {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": spec}
+
+
 def make_prompt(group: str = "t-0-1.0", n: int = 2, **changes: Any) -> Prompt:
     """Build an admitted prompt of step 1 whose text is ``copy 12``."""
     fields: dict[str, Any] = {
@@ -69,6 +74,11 @@ def make_body(
         ),
     }
     return SampleBody(**{**fields, **changes})
+
+
+def scored(value: float) -> ScoringRecord:
+    """Build the record of a score by ``reward-0``."""
+    return ScoringRecord("scored", value, worker="reward-0")
 
 
 def make_sample_record(

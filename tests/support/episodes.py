@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from builders import make_prompt
 from plaudit_job.spec.rollout import AgentSpec, ToolSpec
 from plaudit_reward.machines import RunMachines
-from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
+from plaudit_wire.messages import PolicyVersion, SampleBody, Sampling
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
 from plaudit_workers.rollout.agents.agent import Agent, CustomAgent
@@ -74,12 +75,6 @@ async def play(
     template = ChatTemplate(tokenizer, getattr(getattr(agent, "template", None), "tools", ()))
     ids = template.encode(template.render(messages, generate=True))
     fields: dict[str, Any] = {
-        "group": "t-0-1.0",
-        "position": 0,
-        "split": "train",
-        "step": 1,
-        "n": 1,
-        "min_version": PolicyVersion(1, 0),
         "seed": 5,
         "sampling": Sampling(max_tokens=max_tokens),
         "data_source": "game",
@@ -88,7 +83,7 @@ async def play(
         "ground_truth": "6",
         "messages": messages,
     }
-    prompt = Prompt(**{**fields, **changes})
+    prompt = make_prompt(n=1, **{**fields, **changes})
     engine = ScriptedEngine(Script(Constant(0.001), turns=list(turns)), tokenizer=tokenizer)
     await engine.load_weights(Path("none"), PolicyVersion(1, 0))
     run = SampleRun(prompt, 0, engine, lambda change: None)

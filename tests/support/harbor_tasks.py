@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 from plaudit_job.tasks import Task, expand, read_task
@@ -26,7 +27,12 @@ def write_sum_task(folder: Path, test: str = TEST, config: str = "", **files: st
         "solution/solve.sh": "echo 7 > sum",
         **files,
     }
-    for name, content in written.items():
+    return write_files(folder, written)
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> Path:
+    """Write files by their paths in a folder; return the folder."""
+    for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)

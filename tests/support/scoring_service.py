@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from builders import job_document
 from plaudit_job.load import load_job
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
@@ -96,18 +97,7 @@ def start_service(redis_server: RedisServer, run_name: str, tmp_path: Path) -> S
             {"name": "right", "kind": "python", "python": {"path": "reward.py"}, "isolation": "thread"},
         )
         sizes = {"processes": 1, "maxConcurrentSamples": slots}
-        job = {
-            "apiVersion": "plaudit.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": "scores"},
-            "spec": {
-                "reward": {
-                    "scorers": list(chosen),
-                    "workers": sizes,
-                    **reward,
-                }
-            },
-        }
+        job = job_document("scores", reward={"scorers": list(chosen), "workers": sizes, **reward})
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
         running = Running(run_name, server, load_job(tmp_path / "job.yaml"))
         transport = await Transport.open(RedisAddress(server.url, server.password), run_name)

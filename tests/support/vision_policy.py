@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from builders import job_document
 from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.images import ImageProcessor
@@ -32,13 +33,7 @@ def vision_job(source: Path, folder: Path, **sections: Any) -> RLJob:
         "reward": {"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}]},
         "trainer": {"microBatchTokens": 256},
     }
-    document = {
-        "apiVersion": "plaudit.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "seen"},
-        "spec": spec | sections,
-    }
-    return RLJob.model_validate(document)
+    return RLJob.model_validate(job_document(**(spec | sections)))
 
 
 def opened(job: RLJob, folder: Path) -> tuple[ImageProcessor, list[PromptRow]]:

@@ -1,4 +1,4 @@
-"""Wait for what a test expects, instead of for seconds."""
+"""Wait for what a test expects, instead of for seconds; tell whether a process runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -29,6 +30,14 @@ async def until_in_thread(condition: Callable[[], Any], within_s: float = 120.0)
         TimeoutError: it did not hold within ``within_s``.
     """
     return await until(lambda: asyncio.to_thread(condition), within_s, every_s=0.2)
+
+
+def runs(pid: int) -> bool:
+    """Return True if a process of this pid runs; a zombie that its parent has yet to reap does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended between opening and reading
+        return False
 
 
 async def _value(condition: Callable[[], Any]) -> Any:

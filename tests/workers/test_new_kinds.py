@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from builders import job_document
 from plaudit_job.checks import without_effect
 from plaudit_job.load import parse_job
 from plaudit_job.problem import JobError
@@ -24,19 +25,15 @@ from plaudit_wire.records import Sample
 from plaudit_workers.service.build import MAKERS, build_pipeline
 from plaudit_workers.training.model.losses import LOSSES, TokenInputs, TokenLosses, choose_loss, policy_loss
 
-JOB = {
-    "apiVersion": "plaudit.dev/v1alpha1",
-    "kind": "RLJob",
-    "metadata": {"name": "new"},
-    "spec": {
-        "model": {"source": "m"},
-        "data": {"train": {"path": "t.parquet"}},
-        "algorithm": {"steps": 1},
-        "rollout": {},
-        "reward": {"scorers": [{"name": "first", "kind": "length"}]},
-        "trainer": {},
-    },
-}
+JOB = job_document(
+    "new",
+    model={"source": "m"},
+    data={"train": {"path": "t.parquet"}},
+    algorithm={"steps": 1},
+    rollout={},
+    reward={"scorers": [{"name": "first", "kind": "length"}]},
+    trainer={},
+)
 
 
 class LengthScorer:

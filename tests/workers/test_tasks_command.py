@@ -11,29 +11,17 @@ from typing import Any
 import pytest
 
 from container_images import IMAGE, why_none
+from harbor_tasks import TEST, write_sum_task
 from namespaces import HAS_NAMESPACES
 from plaudit_sandbox.container_engine import find_engine
 from plaudit_workers.cli import main
 
 pytestmark = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel makes no namespaces for us")
-TEST = 'if [ "$(cat sum)" = 7 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
 SOLVE = "echo $(($(cat a) + $(cat b))) > sum"
 
 
 def write_task(folder: Path, test: str = TEST, solve: str = SOLVE, config: str = "", **files: str) -> None:
-    written = {
-        "instruction.md": "Write the sum of a and b to sum.",
-        "task.toml": config,
-        "environment/a": "3",
-        "environment/b": "4",
-        "tests/test.sh": test,
-        "solution/solve.sh": solve,
-        **files,
-    }
-    for name, content in written.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+    write_sum_task(folder, test, config, **{"solution/solve.sh": solve, **files})
 
 
 def checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, Any]]]:

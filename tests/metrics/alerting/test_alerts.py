@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +35,6 @@ class Case:
 
 
 CASES = [Case(**case) for case in yaml.safe_load((Path(__file__).parent / "cases.yaml").read_text())]
-
-
-@pytest.fixture(scope="module")
-def promtool() -> str:
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
-    return program
 
 
 @pytest.mark.long

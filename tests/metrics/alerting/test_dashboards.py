@@ -14,7 +14,6 @@ import httpx
 import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from prometheus_client import start_http_server
 
 from audit_stories import AUDITOR, STORIES, audited_groups
 from plaudit_metrics.monitoring.alerts import ALERTS
@@ -58,19 +57,15 @@ def observed_operator(prometheus: Any) -> Iterator[None]:
     status = {"run": "demo-0c5c2", "phase": "Running", "conditions": conditions, "cost": cost}
     cache.replace(RLJOB, [{"metadata": metadata, "spec": {}, "status": status}])
     series = OperatorSeries(cache, lambda: 2, lambda: True, lambda: {"RLJob": 3.0})
-    server, thread = start_http_server(port=0, addr="127.0.0.1", registry=series.registry)
-    prometheus.scrape(server.server_port)
-    series.reconcile_seconds.labels("ok").observe(0.02)
-    asked = "rate(plaudit_operator_reconcile_seconds_count[1m]) > 0"
-    for _ in range(200):
-        if prometheus.query(asked):
-            break
+    with prometheus.scraping(series.registry):
         series.reconcile_seconds.labels("ok").observe(0.02)
-        time.sleep(0.1)
-    yield
-    server.shutdown()
-    thread.join()
-    server.server_close()
+        asked = "rate(plaudit_operator_reconcile_seconds_count[1m]) > 0"
+        for _ in range(200):
+            if prometheus.query(asked):
+                break
+            series.reconcile_seconds.labels("ok").observe(0.02)
+            time.sleep(0.1)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -78,18 +73,14 @@ def observed_model(prometheus: Any) -> Iterator[None]:
     """The series of a reward model's server that has computed and responded, scraped as the chart does."""
     series = ModelServerSeries()
     series.count_queue(lambda: 3)
-    server, thread = start_http_server(port=0, addr="127.0.0.1", registry=series.registry)
-    prometheus.scrape(server.server_port, run="modelled", scorer="reward-model")
-    for _ in range(200):
-        series.computed([100, 80], 20, [0.01, 0.02], time.perf_counter() - 0.05)
-        series.answered(200)
-        if prometheus.query("rate(plaudit_model_server_requests_total[1m]) > 0"):
-            break
-        time.sleep(0.1)
-    yield
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with prometheus.scraping(series.registry, run="modelled", scorer="reward-model"):
+        for _ in range(200):
+            series.computed([100, 80], 20, [0.01, 0.02], time.perf_counter() - 0.05)
+            series.answered(200)
+            if prometheus.query("rate(plaudit_model_server_requests_total[1m]) > 0"):
+                break
+            time.sleep(0.1)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -101,16 +92,12 @@ def observed_audits(prometheus: Any) -> Iterator[None]:
     lengths = {CORRELATION: 0.1, LONGEST: 0.1, OTHERS: 0.1}
     for number in range(61 - WINDOW_STEPS, 61):
         series.count_step(StepRecord(number, 1, 1.0, 2.0, 8, 1, figures | drift | lengths), records_missing=0)
-    server, thread = start_http_server(port=0, addr="127.0.0.1", registry=series.registry)
-    prometheus.scrape(server.server_port, run="modelled")
-    for _ in range(200):
-        if prometheus.query("plaudit_scorer_drift"):
-            break
-        time.sleep(0.1)
-    yield
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with prometheus.scraping(series.registry, run="modelled"):
+        for _ in range(200):
+            if prometheus.query("plaudit_scorer_drift"):
+                break
+            time.sleep(0.1)
+        yield
 
 
 @pytest.mark.alike

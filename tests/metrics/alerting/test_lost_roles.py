@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import start_http_server
 
 from metrics_process import MetricsProcess
 from plaudit_operator.cache import Cache
@@ -122,11 +121,5 @@ def reported(prometheus: Any, run: str, phase: str) -> Iterator[None]:
     metadata = {"name": run, "namespace": "team", "uid": "0c5c2a5e", "labels": {}}
     cache.replace(RLJOB, [{"metadata": metadata, "spec": {}, "status": status}])
     series = OperatorSeries(cache, lambda: 0, lambda: True, lambda: {"RLJob": 3.0})
-    server, thread = start_http_server(port=0, addr="127.0.0.1", registry=series.registry)
-    prometheus.scrape(server.server_port)
-    try:
+    with prometheus.scraping(series.registry):
         yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -171,14 +171,6 @@ def firing(offset: str = "") -> str:
     return f'count by (run, alertname, severity) (label_replace({selector}, "run", "$1", "name", "(.+)")) > bool 0'
 
 
-@pytest.fixture(scope="module")
-def promtool() -> str:
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
-    return program
-
-
 def expected(cell: Cell) -> set[str]:
     step_s = LONG if cell.step_s == HOUR else cell.step_s
     return {alert for alert, lengths in SCENARIOS[cell.scenario].items() if step_s in lengths}

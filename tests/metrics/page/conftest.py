@@ -48,9 +48,8 @@ from plaudit_wire.records import (
 )
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer, free_port
+from stage_records import build_group, build_sample
 from stored_conversations import write_conversations
-
-Build = Callable[..., Any]
 
 OPENED = 1_780_000_000.0
 RUN = "digits-page"
@@ -78,8 +77,7 @@ AXE = Path(str(distribution("axe-core-python").locate_file("axe_core_python/axe.
 class RunBuilder:
     """Makes the records of one step after the other."""
 
-    def __init__(self, sample: Build, group: Build) -> None:
-        self._sample, self._group = sample, group
+    def __init__(self) -> None:
         self._random = random.Random(7)
         self._now = OPENED
         self._failures = itertools.cycle(FAILURES)
@@ -93,7 +91,7 @@ class RunBuilder:
             of_group = [self._draw(number, each, index, shape) for index in range(SIZE)]
             samples += of_group
             groups.append(
-                self._group(
+                build_group(
                     of_group, group_scorer=shape.get("group_scorer", 0.0), ready_queue=0.2, reason=MARKUP, step=number
                 )
             )
@@ -135,7 +133,7 @@ class RunBuilder:
             attempts=3 if fails else 1,
         )
         scorers = {"judge": judge, "exact-match": ScorerRecord("scored", float(value > 0.5), call_s=0.004)}
-        made: SampleRecord = self._sample(
+        made: SampleRecord = build_sample(
             f"t-{(step - 1) * GROUPS + group}-1.0",
             index,
             admitted=self._now,
@@ -167,9 +165,9 @@ SAMPLE_SECONDS = {"generation", "sample_queue", "limiter", "score"}
 
 
 @pytest.fixture(scope="session")
-def built_run(sample: Build, group: Build) -> RunBuilder:
+def built_run() -> RunBuilder:
     """Steps with every verdict and outcome, as records."""
-    builder = RunBuilder(sample, group)
+    builder = RunBuilder()
     for verdict in ORDER:
         builder.add(verdict)
     return builder
@@ -247,12 +245,12 @@ def open_site(redis_server: RedisServer, run: str, builder: RunBuilder, folder: 
 
 
 @pytest.fixture
-def make_site(redis_server: RedisServer, run_name: str, sample: Build, group: Build) -> Iterator[Callable[..., Site]]:
+def make_site(redis_server: RedisServer, run_name: str) -> Iterator[Callable[..., Site]]:
     """``make_site(["reward", …])``: a service of this test's own, over steps with these verdicts."""
     opened: list[Site] = []
 
     def make(verdicts: Sequence[str], folder: Path | None = None, redis: RedisServer = redis_server) -> Site:
-        builder = RunBuilder(sample, group)
+        builder = RunBuilder()
         for verdict in verdicts:
             builder.add(verdict)
         opened.append(open_site(redis, run_name, builder, folder))

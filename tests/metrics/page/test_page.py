@@ -17,7 +17,8 @@ import pytest
 from PIL import Image
 
 from plaudit_metrics.service.page import FILES, FOLDER, library
-from plaudit_wire.records import SampleRecord, ScorerRecord, ScorerWork, StepRecord, WorkerRecord
+from plaudit_wire.records import ScorerRecord, ScorerWork, StepRecord, WorkerRecord
+from stage_records import build_sample
 
 Tab = Any
 Site = Any
@@ -402,12 +403,12 @@ def test_validation_rewards_are_shown_once_a_step_has_them(
 
 
 def test_why_samples_have_no_score_is_shown_before_their_step_closes(
-    tab: Tab, make_site: Callable[[Sequence[str]], Site], sample: Callable[..., SampleRecord]
+    tab: Tab, make_site: Callable[[Sequence[str]], Site]
 ) -> None:
     site = make_site([])
     raised = ScorerRecord("data_error", reason="KeyError: <b>answer</b> (/srv/reward.py:2 in compute_score)")
     tab.open(site.url)
-    site.publish([sample("t-9-1.0", index, outcome="data_error", scorers={"mine": raised}) for index in range(3)])
+    site.publish([build_sample("t-9-1.0", index, outcome="data_error", scorers={"mine": raised}) for index in range(3)])
     tab.until("document.querySelector('.failures')")
     assert tab.text(".failures") == "mine: 3 × KeyError: <b>answer</b> (reward.py:2 in compute_score)"
     assert "3 of 3 samples" in tab.text("main")

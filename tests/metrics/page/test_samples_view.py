@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from plaudit_wire.records import ScorerRecord
+from stage_records import build_sample
 from stored_conversations import HOSTILE, LONG
 
 Tab = Any
@@ -175,11 +176,11 @@ def test_without_a_folder_the_page_names_the_remedy(make_site: Callable[[Sequenc
 
 
 def test_samples_of_the_open_step_are_listed_without_texts(
-    make_site: Callable[[Sequence[str]], Site], tab: Tab, sample: Callable[..., Any]
+    make_site: Callable[[Sequence[str]], Site], tab: Tab
 ) -> None:
     site = make_site(["reward"])
     raised = ScorerRecord("data_error", reason=HOSTILE)
-    records = [sample("t-9-1.0", index, outcome="data_error", scorers={"mine": raised}) for index in range(3)]
+    records = [build_sample("t-9-1.0", index, outcome="data_error", scorers={"mine": raised}) for index in range(3)]
     site.publish([msgspec.structs.replace(record, step=2) for record in records])
     for _ in range(20):  # until the service has read the events
         tab.open(f"{site.url}#/samples")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_job.load import load_job
 from plaudit_operator.children.pod import strategic_merge
@@ -43,9 +43,7 @@ def full_job() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    world = World(full_job())
-    world.settle()
-    return world
+    return settled(full_job())
 
 
 def templates(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -113,8 +111,7 @@ def test_the_model_of_a_judge_or_of_a_function_is_served_as_a_reward_model_is():
     grades = {name: JUDGE["judge"][name] for name in ("promptTemplate", "parse")}
     scorers = [served("grades", "judge", **grades), served("router", "python", path="/plaudit/reward.py")]
     job["spec"]["reward"]["scorers"] += scorers
-    world = World(job)
-    world.settle()
+    world = settled(job)
     for scorer in scorers:
         deployment = world.cluster.find("Deployment", f"job-m-{scorer['name']}")
         assert deployment
@@ -147,8 +144,7 @@ def test_ranks_find_each_other(world: World):
 
 def test_a_model_is_downloaded_to_a_volume_with_and_without_a_claim(world: World):
     scores = dict.fromkeys(("model", "data", "algorithm", "rollout", "trainer", "storage"))
-    alone = World(rljob(**scores, reward={"scorers": [MODEL]}))
-    alone.settle()
+    alone = settled(**scores, reward={"scorers": [MODEL]})
     for a_world, folder in ((world, "/plaudit"), (alone, "/home/plaudit")):
         container = dict(templates(a_world))["job-m-helpful"]["spec"]["containers"][0]
         assert environment(container)["HF_HOME"] == f"{folder}/huggingface"
@@ -186,12 +182,10 @@ def test_reward_workers_reach_only_the_declared_endpoints(world: World):
 
 def test_only_rollouts_reach_the_ports_on_which_the_trainer_offers_weights():
     job = full_job()
-    closed = World(job)
-    closed.settle()
+    closed = settled(job)
     assert len(closed.cluster.find("NetworkPolicy", "job-trainer")["spec"]["ingress"]) == 1
     job["spec"]["trainer"] = {"ranks": 2, "strategy": "fsdp2", "weights": {"transfer": "direct"}}
-    world = World(job)
-    world.settle()
+    world = settled(job)
     ranks, rollouts = world.cluster.find("NetworkPolicy", "job-trainer")["spec"]["ingress"]
     assert "ports" not in ranks
     assert rollouts["from"][0]["podSelector"]["matchLabels"]["plaudit.dev/role"] == "rollout"
@@ -212,8 +206,7 @@ def test_only_rollouts_reach_the_ports_on_which_the_trainer_offers_weights():
 def test_a_judge_is_reached_at_the_port_and_address_of_its_url(url: str, rule: dict[str, Any]):
     job = full_job()
     job["spec"]["reward"]["scorers"][2]["judge"]["baseUrl"] = url
-    world = World(job)
-    world.settle()
+    world = settled(job)
     policy = world.cluster.find("NetworkPolicy", "job-reward")
     assert policy
     judge = policy["spec"]["egress"][3]
@@ -223,8 +216,7 @@ def test_a_judge_is_reached_at_the_port_and_address_of_its_url(url: str, rule: d
 def test_a_judge_inside_the_cluster_becomes_its_namespace():
     job = full_job()
     job["spec"]["reward"]["scorers"][2]["judge"]["baseUrl"] = "http://vllm.models.svc.cluster.local:8000/v1"
-    world = World(job)
-    world.settle()
+    world = settled(job)
     policy = world.cluster.find("NetworkPolicy", "job-reward")
     assert policy
     assert policy["spec"]["egress"][-1]["to"] == [
@@ -240,8 +232,7 @@ def test_reward_workers_may_reach_the_endpoint_of_an_http_scorer_and_read_its_ke
         "apiKeySecret": {"name": "theirs", "key": "token"},
     }
     job["spec"]["reward"]["scorers"][2] = {"name": "theirs", "kind": "http", "http": endpoint}
-    world = World(job)
-    world.settle()
+    world = settled(job)
     policy = world.cluster.find("NetworkPolicy", "job-reward")
     assert policy
     assert policy["spec"]["egress"][-1]["ports"] == [{"protocol": "TCP", "port": 8443}]
@@ -262,8 +253,7 @@ def test_an_applied_deployment_never_holds_replicas(world: World):
 def test_a_changed_limit_restarts_the_reward_workers_alone():
     job = full_job()
     job["spec"]["reward"]["scorers"][2]["limits"] = {"concurrency": 1}
-    world = World(job)
-    world.settle()
+    world = settled(job)
     before = dict(templates(world))
 
     def change(item: dict[str, Any]) -> None:
@@ -312,8 +302,7 @@ def test_resources_of_a_role_reach_every_container_of_its_pods():
         "requests": {"cpu": "2", "ephemeral-storage": "1Gi"},
         "limits": {"cpu": "4", "memory": "1Gi", "ephemeral-storage": "2Gi"},
     }
-    world = World(every_role({"resources": asked}))
-    world.settle()
+    world = settled(every_role({"resources": asked}))
     seen = set()
     for name, template in templates(world):
         for container in [*template["spec"]["containers"], *template["spec"].get("initContainers", [])]:
@@ -330,7 +319,6 @@ def test_small_containers_are_small_where_a_role_asks_for_nothing(world: World):
     for _, template in templates(world):
         asked |= {each["name"]: each["resources"] for each in template["spec"].get("initContainers", [])}
     assert asked["prepare"] == {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}}
-    large = World(rljob(metrics={"pod": {"resources": {"requests": {"memory": "1Gi"}}}}))
-    large.settle()
+    large = settled(metrics={"pod": {"resources": {"requests": {"memory": "1Gi"}}}})
     found = dict(templates(large))["job-metrics"]["spec"]["initContainers"][0]["resources"]
     assert found == {"requests": {"cpu": "10m", "memory": "1Gi"}, "limits": {}}

@@ -29,9 +29,7 @@ ENVIRONMENTS = [
 @pytest.fixture(scope="module")
 def with_environments() -> World:
     job = rljob(environments=ENVIRONMENTS)
-    world = World(job)
-    world.settle()
-    return world
+    return settled(job)
 
 
 def named(world: World, kind: str, name: str) -> dict[str, Any]:
@@ -108,9 +106,7 @@ def service(**gateway: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def with_gateways() -> World:
-    world = World(service(replicas=2))
-    world.settle()
-    return world
+    return settled(service(replicas=2))
 
 
 def test_a_service_has_gateways_a_token_and_an_address(with_gateways: World):
@@ -164,8 +160,7 @@ def test_gateways_scale_without_a_restart_of_the_reward_workers(with_gateways: W
 
 
 def test_a_service_of_an_operator_without_gateways_keeps_none():
-    world = World(service())
-    world.settle()
+    world = settled(service())
 
     def forget(config: dict[str, Any]) -> None:
         templates = json.loads(config["data"]["templates.json"])

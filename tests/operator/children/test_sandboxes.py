@@ -212,6 +212,5 @@ def test_a_job_that_lost_its_place_in_a_queue_has_no_machines() -> None:
         if pod["metadata"].get("labels", {}).get("plaudit.dev/role") in ("trainer", "rollout"):
             gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
             world.cluster.put({**pod, "status": {"phase": "Pending", "conditions": [gated]}})
-    world.deliver()
-    world.reconcile()
+    world.learn()
     assert not world.cluster.find("Pod", "machine")

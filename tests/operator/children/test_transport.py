@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from world import World, rljob
+from world import World, rljob, settled
 
 from plaudit_operator import names
 from plaudit_wire.redis_access import ADMIN, PROBE, users
@@ -22,12 +22,6 @@ from plaudit_workers.stream.libraries import libraries
 ROLES = {"trainer": "job-trainer-0", "rollout": "job-rollout", "reward": "job-reward", "metrics": "job-metrics"}
 URL = "rediss://redis.example:7000/0"
 KEDA = {"workers": {"autoscaling": {}, "pod": {"resources": {"requests": {"cpu": "1"}}}}}
-
-
-def settled(job: dict[str, Any]) -> World:
-    world = World(job)
-    world.settle()
-    return world
 
 
 def scoring_job(**spec: Any) -> dict[str, Any]:

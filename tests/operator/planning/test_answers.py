@@ -188,8 +188,7 @@ def test_every_call_of_a_new_job_answers_the_same(answer: tuple[int, str, str]):
 
     world.cluster.before = fail
     for _ in range(3):
-        world.deliver()
-        world.reconcile()
+        world.learn()
         admitted = world.condition("Admitted")
         assert admitted["status"] == "False"
         assert admitted["message"]

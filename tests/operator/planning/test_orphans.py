@@ -19,8 +19,7 @@ TRAINER = {"name": "job-trainer-0", "kind": "Job"}
 def orphan(world: World) -> None:
     """Delete the object and leave what it owned; the operator looks."""
     world.cluster.orphan(world.key.kind, "job")
-    world.deliver()
-    world.reconcile()
+    world.learn()
 
 
 def pods(world: World) -> dict[str, str]:
@@ -61,9 +60,7 @@ def test_an_adoption_that_fails_half_way_is_reported_and_goes_on():
             raise ApiUnavailableError("failed calling webhook", 500)
 
     world.cluster.before = refuse
-    for _ in range(4):
-        world.deliver()
-        world.reconcile()
+    world.learn(4)
     admitted = world.condition(ConditionType.ADMITTED)
     assert (admitted["status"], admitted["reason"]) == ("False", "CallFailed")
     assert "Job job-trainer-0: failed calling webhook" in admitted["message"]
@@ -226,9 +223,7 @@ def test_a_pod_that_a_finalizer_keeps_from_the_next_attempt_is_named():
     held(world, "Pod", pod["metadata"]["name"])
     world.cluster.run_controllers()
     world.cluster.delete = lambda *_: None  # type: ignore[method-assign]
-    for _ in range(3):
-        world.deliver()
-        world.reconcile()
+    world.learn(3)
     told = f"Pod {pod['metadata']['name']} waits for its finalizer {HOLD}, which has to be taken off"
     assert told in world.condition("TrainerRunning")["message"]
 
@@ -253,9 +248,7 @@ def test_the_next_job_of_a_name_is_told_which_finalizer_holds_what_the_last_one_
     world.cluster.remove("RLJob", "job")
     world.cluster.put(left)
     world.cluster.put(rljob())
-    for _ in range(2):
-        world.deliver()
-        world.reconcile()
+    world.learn(2)
     admitted = world.condition(ConditionType.ADMITTED)
     assert admitted["reason"] == "AwaitingDeletion"
     assert f"It waits for its finalizer {HOLD}. Whoever set the finalizer" in admitted["message"]

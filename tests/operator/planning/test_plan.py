@@ -63,8 +63,7 @@ def test_the_status_of_a_new_job_is_written_once_for_all_objects_that_the_operat
     others = [call for call in world.cluster.calls if not call.startswith("create")]
     assert others == ["patch RLJob job status"]
     before = world.status
-    world.deliver()
-    world.reconcile()
+    world.learn()
     assert world.status == before
     assert "cost" in before
 
@@ -137,10 +136,8 @@ def test_a_failed_attempt_is_followed_by_another_once_its_pods_are_gone():
     world = settled()
     world.cluster.end_trainer(1, "ValueError: boom")
     world.cluster.run_controllers()
-    world.deliver()
-    world.reconcile()
-    world.deliver()
-    world.reconcile()
+    world.learn()
+    world.learn()
     assert [job["metadata"]["name"] for job in world.cluster.of_kind("Job")] == []
     assert "boom" in world.condition(ConditionType.TRAINER_RUNNING)["message"]
     world.settle()
@@ -199,8 +196,7 @@ def test_a_trainer_that_ends_because_its_pod_is_deleted_is_disrupted(
     world.cluster.now += seconds_after_the_deletion
     world.cluster.end_trainer(code)
     world.cluster.run_controllers()
-    world.deliver()
-    world.reconcile()
+    world.learn()
     world.cluster.remove("Pod", pod["metadata"]["name"])
     world.settle()
     assert (world.status["restarts"], world.status["disruptions"]) == counters
@@ -216,8 +212,7 @@ def test_the_first_request_of_a_deletion_counts_although_the_api_server_moves_it
     last = {"deletionTimestamp": timestamp(world.cluster.now + 1), "deletionGracePeriodSeconds": 0}
     world.cluster.put({**pod, "metadata": {**pod["metadata"], **last}})  # the kubelet's deletion of the ended pod
     world.cluster.run_controllers()
-    world.deliver()
-    world.reconcile()
+    world.learn()
     world.cluster.remove("Pod", pod["metadata"]["name"])
     world.settle()
     assert (world.status["restarts"], world.status["disruptions"]) == (0, 1)
@@ -240,8 +235,7 @@ def test_of_several_ranks_the_first_that_ends_decides(deleted_s: int, crash_s: i
         container = {"name": "trainer", "restartCount": 0, "state": {"terminated": ended}}
         world.cluster.put({**pod, "status": {"phase": "Failed", "containerStatuses": [container]}})
     world.cluster.run_controllers()
-    world.deliver()
-    world.reconcile()
+    world.learn()
     for pod in (deleted, crashed):
         world.cluster.remove("Pod", pod["metadata"]["name"])
     world.settle()
@@ -406,8 +400,7 @@ def test_what_a_policy_changed_for_good_when_an_object_was_made_is_left_as_it_is
 
 def test_a_job_that_never_runs_fails_at_its_deadline_and_says_why():
     world = World(rljob(lifecycle={"preRunningDeadlineSeconds": 60}))
-    world.deliver()
-    world.reconcile()
+    world.learn()
     world.deliver()
     world.cluster.now += 61
     world.reconcile()
@@ -422,8 +415,7 @@ def test_the_time_to_run_is_counted_by_the_operators_clock_from_its_first_look(a
     job = rljob(lifecycle={"preRunningDeadlineSeconds": 60})
     job["metadata"]["creationTimestamp"] = timestamp(START - age_s)
     world = World(job)
-    world.deliver()
-    world.reconcile()
+    world.learn()
     assert world.status["phase"] == "Starting"
     world.deliver()
     world.cluster.now += 61
@@ -442,9 +434,7 @@ def test_a_name_that_is_taken_is_never_adopted():
     world = World()
     stranger = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "job-redis", "namespace": "default"}}
     world.cluster.put({**stranger, "spec": {"ports": [{"port": 1}]}})
-    for _ in range(4):
-        world.deliver()
-        world.reconcile()
+    world.learn(4)
     assert world.condition(ConditionType.ADMITTED)["reason"] == "NameTaken"
     assert "Service job-redis" in world.condition(ConditionType.ADMITTED)["message"]
     found = world.cluster.find("Service", "job-redis")
@@ -496,9 +486,7 @@ def test_a_job_deleted_and_made_again_under_its_name_waits_for_the_old_ones_chil
     world.cluster.put({**leftover, "metadata": {**leftover["metadata"]}})
     world.cluster.put(rljob())
     assert world.job["metadata"]["uid"] != old
-    for _ in range(3):
-        world.deliver()
-        world.reconcile()
+    world.learn(3)
     admitted = world.condition(ConditionType.ADMITTED)
     assert (admitted["status"], admitted["reason"]) == ("False", "AwaitingDeletion")
     assert "Service job-redis" in admitted["message"]
@@ -531,8 +519,7 @@ def test_files_that_do_not_fit_into_the_jobs_config_map_are_refused_with_their_s
     world = World(rljob(files={"configMap": "code"}))
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
     world.cluster.put({**code, "data": {"a.json": "a" * (1000 << 10), "b.json": "b" * 2048}})
-    world.deliver()
-    world.reconcile()
+    world.learn()
     world.deliver()
     refused = world.condition(ConditionType.SPEC_VALID)
     assert refused["reason"] == "FilesInvalid"
@@ -548,8 +535,7 @@ def test_files_are_copied_once_with_their_digests():
     job = rljob(files={"configMap": "code"})
     job["spec"]["reward"]["scorers"][0]["python"]["path"] = "reward.py"
     world = World(job)
-    world.deliver()
-    world.reconcile()
+    world.learn()
     assert world.condition(ConditionType.SPEC_VALID)["reason"] == "FilesMissing"
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
     world.cluster.put({**code, "data": {"reward.py": "compute_score = 1"}})

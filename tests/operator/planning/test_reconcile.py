@@ -74,8 +74,7 @@ def test_a_job_whose_pods_never_come_is_looked_at_less_and_less_often():
     world.settle()
     looks, end = 0, cluster.now + 1200
     while cluster.now < end:
-        world.deliver()
-        result = world.reconcile()
+        result = world.learn()
         assert result is not None
         assert result.again_after_s is not None
         cluster.now += result.again_after_s
@@ -135,8 +134,7 @@ def delete_job(world: World) -> None:
     """Delete the RLJob before garbage collection deletes what it owns."""
     key = ("RLJob", "default", "job")
     world.cluster.events["RLJob"].append(("DELETED", world.cluster.objects.pop(key)))
-    world.deliver()
-    world.reconcile()
+    world.learn()
 
 
 def test_the_trainer_of_a_deleted_job_does_not_hold_its_gpus_for_ten_minutes():
@@ -152,8 +150,7 @@ def test_the_trainer_of_a_deleted_job_is_ended_although_another_job_has_its_name
     another["metadata"]["uid"] = "feedface"
     world.cluster.objects.pop(("RLJob", "default", "job"))
     world.cluster.put(another)
-    world.deliver()
-    world.reconcile()
+    world.learn()
     assert sum(call.startswith("delete Pod job-trainer-0") for call in world.cluster.calls) == 1
 
 
@@ -168,8 +165,7 @@ def test_a_job_that_is_deleted_in_the_foreground_does_not_hold_its_gpus_for_ten_
     job = copy.deepcopy(world.job)
     job["metadata"] |= {"deletionTimestamp": timestamp(world.cluster.now), "finalizers": ["foregroundDeletion"]}
     world.cluster.put(job)
-    world.deliver()
-    world.reconcile()
+    world.learn()
     hurried, told = world.cluster.calls
     assert hurried.startswith("delete Pod job-trainer-0")
     assert told == "patch RLJob job status"
@@ -206,8 +202,7 @@ def test_a_call_that_fails_is_in_the_condition_after_one_look_and_soon_all_is_we
             raise ApiUnavailableError(WEBHOOK, 500)
 
     world.cluster.before = fail
-    world.deliver()
-    assert world.reconcile() is None
+    assert world.learn() is None
     admitted = world.condition(ConditionType.ADMITTED)
     assert (admitted["status"], admitted["reason"]) == ("False", "CallFailed")
     assert f"{named}" in admitted["message"]
@@ -229,9 +224,7 @@ def test_a_deletion_that_fails_at_the_end_is_reported():
     world.cluster.before = fail
     world.cluster.end_trainer(0)
     world.cluster.run_controllers()
-    for _ in range(3):
-        world.deliver()
-        world.reconcile()
+    world.learn(3)
     admitted = world.condition(ConditionType.ADMITTED)
     assert admitted["message"].startswith(f"Deployment job-reward: {WEBHOOK}")
     assert world.status["phase"] == "Complete"

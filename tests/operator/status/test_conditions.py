@@ -30,8 +30,7 @@ def running() -> World:
 
 def starting() -> World:
     world = World()
-    world.deliver()
-    world.reconcile()
+    world.learn()
     return world
 
 

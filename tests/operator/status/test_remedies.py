@@ -248,8 +248,7 @@ def test_what_the_api_server_says_to_an_object(error: KubeError, reason: str, to
             raise error
 
     world.cluster.before = fail
-    world.deliver()
-    world.reconcile()
+    world.learn()
     admitted = world.condition("Admitted")
     assert (admitted["status"], admitted["reason"]) == ("False", reason)
     assert f"Deployment job-reward: {error}. " in admitted["message"]
@@ -266,8 +265,7 @@ def test_without_keda_its_installation_is_the_remedy():
             raise NotFoundError("POST /apis/keda.sh/v1alpha1/namespaces/default/scaledobjects: HTTP 404", 404)
 
     world.cluster.before = fail
-    world.deliver()
-    world.reconcile()
+    world.learn()
     told = world.condition("Admitted")["message"]
     assert "this cluster has no ScaledObject" in told
     assert told.endswith("Install KEDA, or set spec.reward.workers.autoscaling.provider to hpa")

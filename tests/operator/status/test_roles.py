@@ -44,8 +44,7 @@ def lose_node_of(world: World, role: str, grace_s: int) -> None:
 def turns(world: World, count: int = 4) -> None:
     """The operator works; no controller does."""
     for _ in range(count):
-        world.deliver()
-        world.reconcile()
+        world.learn()
 
 
 def pods_of(world: World, role: str) -> list[dict[str, Any]]:

@@ -13,9 +13,9 @@ from plaudit_reward.isolation import pool
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import ConfigurationError, ScoreTimeoutError
 from plaudit_wire.records import Sample
+from reward_samples import make_sample
 
 Open = Callable[..., Any]
-MakeSample = Callable[..., Sample]
 
 AWAITS = """
 import asyncio, time
@@ -49,7 +49,7 @@ async def result(scorer: Any, sample: Sample, limit_s: float) -> Any:
     return score.value if score.value is not None else score.outcome
 
 
-async def test_calls_share_one_loop(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_calls_share_one_loop(open_scorer: Open) -> None:
     source = """
     import asyncio
     waiting = 0
@@ -65,7 +65,7 @@ async def test_calls_share_one_loop(open_scorer: Open, make_sample: MakeSample) 
 
 
 @pytest.mark.parametrize("blamed", ["hang", "stubborn", "block", pytest.param("spin", marks=pytest.mark.long)])
-async def test_only_the_sample_to_blame_times_out(open_scorer: Open, make_sample: MakeSample, blamed: str) -> None:
+async def test_only_the_sample_to_blame_times_out(open_scorer: Open, blamed: str) -> None:
     scorer = await open_scorer(AWAITS, max_concurrent=100)
     responses = ["0.05"] * 20 + ["0.5"] * 20 + [blamed] + ["0.05"] * 20
     results = await asyncio.gather(*(result(scorer, make_sample(text), 1.2) for text in responses))
@@ -76,7 +76,7 @@ async def test_only_the_sample_to_blame_times_out(open_scorer: Open, make_sample
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_a_callback_that_blocks_the_loop_for_good_costs_no_sample(
-    open_scorer: Open, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch, begun: bool
+    open_scorer: Open, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     monkeypatch.setattr(pool, "_BEGIN_WITHIN_S", 0.5)
     scorer = await open_scorer(AWAITS)
@@ -87,9 +87,7 @@ async def test_a_callback_that_blocks_the_loop_for_good_costs_no_sample(
     assert [each for each in results if each is not None] == [0.0, *[0.3] * 20 * begun, *[0.05] * 20]
 
 
-async def test_a_function_that_blocks_the_loop_is_named(
-    open_scorer: Open, make_sample: MakeSample, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_function_that_blocks_the_loop_is_named(open_scorer: Open, caplog: pytest.LogCaptureFixture) -> None:
     scorer = await open_scorer(AWAITS)
     with caplog.at_level(logging.WARNING):
         answer = await result(scorer, make_sample("block"), 0.8)
@@ -100,12 +98,12 @@ async def test_a_function_that_blocks_the_loop_is_named(
     assert f"rewards.py:{line}" in record.fields["where"]  # type: ignore[attr-defined]
 
 
-async def test_a_cancellation_of_its_own_is_the_samples_error(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_a_cancellation_of_its_own_is_the_samples_error(open_scorer: Open) -> None:
     scorer = await open_scorer(AWAITS)
     assert await result(scorer, make_sample("cancelled"), 5.0) == "data_error"
 
 
-async def test_async_clients_are_made_inside_the_loop(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_async_clients_are_made_inside_the_loop(open_scorer: Open) -> None:
     source = """
     import asyncio
     class Agent:
@@ -125,7 +123,7 @@ async def test_threads_are_no_place_for_async_functions(open_scorer: Open) -> No
         await open_scorer(AWAITS, isolation="thread")
 
 
-async def test_an_async_function_can_have_a_process_to_itself(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_an_async_function_can_have_a_process_to_itself(open_scorer: Open) -> None:
     scorer = await open_scorer(AWAITS, isolation="process")
     results = await asyncio.gather(*(result(scorer, make_sample(text), 0.5) for text in ("spin", "0.01", "0.02")))
     assert results[1:] == [0.01, 0.02]

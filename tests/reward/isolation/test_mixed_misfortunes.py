@@ -12,9 +12,9 @@ import pytest
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError
 from plaudit_wire.records import Sample
+from reward_samples import make_sample
 
 Open = Callable[..., Any]
-MakeSample = Callable[..., Sample]
 
 SOURCE = """
 import asyncio, os, random, time
@@ -62,9 +62,7 @@ def expected(kind: str, number: int) -> Any:
     ("function", "kinds"),
     [("compute_score", ["hang", "exit", "raise", "raise"]), ("compute_async", ["hang", "hang", "raise", "raise"])],
 )
-async def test_every_call_gets_its_own_result(
-    open_scorer: Open, make_sample: MakeSample, function: str, kinds: list[str], seed: int
-) -> None:
+async def test_every_call_gets_its_own_result(open_scorer: Open, function: str, kinds: list[str], seed: int) -> None:
     choose = random.Random(seed)
     scorer = await open_scorer(SOURCE, function)
     plan = [choose.choice(["fast"] * 30 + ["slow"] * 10) for _ in range(300)]

@@ -22,9 +22,10 @@ from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_wire.errors import DataError, InfrastructureError, ScoreTimeoutError, WorkerKilledError
 from plaudit_wire.records import Sample
+from reward_samples import make_sample
+from waiting import runs
 
 Open = Callable[..., Any]
-MakeSample = Callable[..., Sample]
 
 SCORES_NUMBERS = """
 import os, signal, socket, sys, threading, time
@@ -127,7 +128,7 @@ async def compute_async(solution_str, ground_truth):
     ],
 )
 async def test_a_sample_that_no_child_can_read_costs_no_other(
-    open_scorer: Open, make_sample: MakeSample, function: str, options: dict[str, str]
+    open_scorer: Open, function: str, options: dict[str, str]
 ) -> None:
     scorer = await open_scorer(UNREADABLE, function, **options)
     unreadable = msgspec.structs.replace(make_sample("7"), extra_info=[1])  # another type than every child expects
@@ -168,9 +169,7 @@ BLAMED: list[tuple[str, Any]] = [
 
 @pytest.mark.alike
 @pytest.mark.parametrize(("response", "expected"), BLAMED)
-async def test_only_the_sample_to_blame_fails(
-    open_scorer: Open, make_sample: MakeSample, response: str, expected: Any
-) -> None:
+async def test_only_the_sample_to_blame_fails(open_scorer: Open, response: str, expected: Any) -> None:
     scorer = await open_scorer(SCORES_NUMBERS)
     responses = [str(i) for i in range(40)]
     responses.insert(20, response)
@@ -183,7 +182,7 @@ async def test_only_the_sample_to_blame_fails(
 
 
 async def test_a_child_that_stops_between_two_works_is_replaced(
-    open_scorer: Open, make_sample: MakeSample, monkeypatch: pytest.MonkeyPatch
+    open_scorer: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "_BEGIN_WITHIN_S", 0.5)
     scorer = await open_scorer(SCORES_NUMBERS, processes=1)
@@ -200,7 +199,7 @@ UNFIT = {
 }
 
 
-async def test_a_sample_that_cannot_be_sent_fails_alone(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_a_sample_that_cannot_be_sent_fails_alone(open_scorer: Open) -> None:
     scorer = await open_scorer(SCORES_NUMBERS)
     samples = [make_sample(str(i), i) for i in range(9)]
     for place, changes in zip((1, 4, 8), UNFIT.values(), strict=True):
@@ -214,7 +213,7 @@ async def test_a_sample_that_cannot_be_sent_fails_alone(open_scorer: Open, make_
 
 
 @pytest.mark.long
-async def test_many_hung_functions_end_without_harm_to_others(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_many_hung_functions_end_without_harm_to_others(open_scorer: Open) -> None:
     scorer = await open_scorer(SCORES_NUMBERS)
     responses = ["sleep" if i % 25 == 0 else str(i) for i in range(200)]
     results = await asyncio.gather(*(outcome(scorer, make_sample(text, i)) for i, text in enumerate(responses)))
@@ -226,7 +225,7 @@ async def test_many_hung_functions_end_without_harm_to_others(open_scorer: Open,
             assert result.value == float(i)
 
 
-async def test_work_queued_behind_a_slow_call_goes_to_another_child(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_work_queued_behind_a_slow_call_goes_to_another_child(open_scorer: Open) -> None:
     scorer = await open_scorer(SCORES_NUMBERS, processes=2)
     slow = asyncio.create_task(scorer.score(make_sample("sleep"), Attempt(30.0)))
     await asyncio.sleep(0.05)
@@ -235,7 +234,7 @@ async def test_work_queued_behind_a_slow_call_goes_to_another_child(open_scorer:
     slow.cancel()
 
 
-async def test_a_child_that_is_killed_from_outside_is_replaced(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_a_child_that_is_killed_from_outside_is_replaced(open_scorer: Open) -> None:
     scorer = await open_scorer("import os\ndef compute_score(sample): return os.getpid()", processes=1)
     first = await scorer.score(make_sample(), Attempt(5.0))
     os.kill(int(first.value or 0), signal.SIGKILL)
@@ -243,9 +242,7 @@ async def test_a_child_that_is_killed_from_outside_is_replaced(open_scorer: Open
     assert second.value not in (None, first.value)
 
 
-async def test_children_that_start_after_the_file_was_edited_score_as_the_first(
-    open_scorer: Open, make_sample: MakeSample
-) -> None:
+async def test_children_that_start_after_the_file_was_edited_score_as_the_first(open_scorer: Open) -> None:
     source = "import os\ndef compute_score(sample): return os.getpid()"
     scorer = await open_scorer(source, processes=1)
     first = await scorer.score(make_sample(), Attempt(5.0))
@@ -257,7 +254,7 @@ async def test_children_that_start_after_the_file_was_edited_score_as_the_first(
 
 @pytest.mark.parametrize("place", ["helpers.py", "inner/helpers.py", "inner/__init__.py"])
 async def test_children_that_start_after_a_module_was_edited_import_what_the_first_did(
-    open_scorer: Open, make_sample: MakeSample, tmp_path: Path, place: str
+    open_scorer: Open, tmp_path: Path, place: str
 ) -> None:
     module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     (tmp_path / "inner").mkdir()
@@ -281,9 +278,7 @@ async def test_children_that_start_after_a_module_was_edited_import_what_the_fir
     assert (second.value or -1) > 0
 
 
-async def test_processes_started_by_a_function_end_with_it(
-    open_scorer: Open, make_sample: MakeSample, tmp_path: Path, runs: Callable[[int], bool]
-) -> None:
+async def test_processes_started_by_a_function_end_with_it(open_scorer: Open, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     source = f"""
     import subprocess, time
@@ -301,18 +296,14 @@ async def test_processes_started_by_a_function_end_with_it(
     assert not runs(pid)
 
 
-async def test_children_end_when_their_pool_is_closed(
-    open_scorer: Open, make_sample: MakeSample, runs: Callable[[int], bool]
-) -> None:
+async def test_children_end_when_their_pool_is_closed(open_scorer: Open) -> None:
     scorer = await open_scorer("import os\ndef compute_score(sample): return os.getpid()", processes=1)
     score = await scorer.score(make_sample(), Attempt(5.0))
     await scorer.close()
     assert not runs(int(score.value or 0))
 
 
-async def test_waiting_for_a_child_is_queueing_no_limiter_and_not_against_the_limit(
-    open_scorer: Open, make_sample: MakeSample
-) -> None:
+async def test_waiting_for_a_child_is_queueing_no_limiter_and_not_against_the_limit(open_scorer: Open) -> None:
     scorer = await open_scorer("import time\ndef compute_score(sample): time.sleep(0.3); return 1", processes=1)
     attempts = [Attempt(1.3) for _ in range(6)]
     scores = await asyncio.gather(*(scorer.score(make_sample(), attempt) for attempt in attempts))
@@ -321,7 +312,7 @@ async def test_waiting_for_a_child_is_queueing_no_limiter_and_not_against_the_li
     assert {attempt.waited_s for attempt in attempts} == {0.0}
 
 
-async def test_alarms_of_user_code_work(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_alarms_of_user_code_work(open_scorer: Open) -> None:
     source = """
     import signal, time
     def compute_score(sample):
@@ -335,7 +326,7 @@ async def test_alarms_of_user_code_work(open_scorer: Open, make_sample: MakeSamp
     assert "RuntimeError: rang" in (score.reason or "")
 
 
-async def test_a_class_is_made_once_in_each_process(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_a_class_is_made_once_in_each_process(open_scorer: Open) -> None:
     source = """
     class Agent:
         made = 0
@@ -348,7 +339,7 @@ async def test_a_class_is_made_once_in_each_process(open_scorer: Open, make_samp
     assert {score.value for score in scores} == {1.0}
 
 
-async def test_a_cancelled_call_is_forgotten_and_the_child_goes_on(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_a_cancelled_call_is_forgotten_and_the_child_goes_on(open_scorer: Open) -> None:
     scorer = await open_scorer(SCORES_NUMBERS, processes=1)
     hung = asyncio.create_task(scorer.score(make_sample("sleep"), Attempt(0.5)))
     await asyncio.sleep(0.1)
@@ -360,9 +351,7 @@ async def test_a_cancelled_call_is_forgotten_and_the_child_goes_on(open_scorer: 
     assert score.value == 2.0
 
 
-async def test_more_functions_hang_than_there_are_processes_and_the_rest_goes_on(
-    open_scorer: Open, make_sample: MakeSample
-) -> None:
+async def test_more_functions_hang_than_there_are_processes_and_the_rest_goes_on(open_scorer: Open) -> None:
     scorer = await open_scorer(SCORES_NUMBERS, processes=2)
     await scorer.score(make_sample("1"), Attempt(60.0))
     hung = [asyncio.create_task(scorer.score(make_sample("sleep"), Attempt(60.0))) for _ in range(4)]
@@ -373,7 +362,7 @@ async def test_more_functions_hang_than_there_are_processes_and_the_rest_goes_on
 
 
 async def test_the_output_of_a_function_is_logged_up_to_a_bound(
-    open_scorer: Open, make_sample: MakeSample, caplog: pytest.LogCaptureFixture
+    open_scorer: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = """
     def compute_score(sample):
@@ -395,7 +384,7 @@ def printed(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.fields["line"] for r in caplog.records if r.message == "reward function printed"]  # type: ignore[attr-defined]
 
 
-async def test_a_dead_childs_last_output_is_reported(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_a_dead_childs_last_output_is_reported(open_scorer: Open) -> None:
     source = """
     import os
     def compute_score(sample):
@@ -408,7 +397,7 @@ async def test_a_dead_childs_last_output_is_reported(open_scorer: Open, make_sam
 
 
 async def test_a_child_that_dies_while_it_is_written_to_costs_only_the_work_that_it_ran(
-    open_scorer: Open, make_sample: MakeSample, caplog: pytest.LogCaptureFixture
+    open_scorer: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = """
 import os, time

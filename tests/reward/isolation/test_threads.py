@@ -9,9 +9,9 @@ from typing import Any
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import InfrastructureError, ScoreTimeoutError
 from plaudit_wire.records import Sample
+from reward_samples import make_sample
 
 Open = Callable[..., Any]
-MakeSample = Callable[..., Sample]
 
 BLOCKS = """
 import os, time
@@ -34,7 +34,7 @@ async def result(scorer: Any, sample: Sample, limit_s: float) -> Any:
         return type(error)
 
 
-async def test_calls_run_at_the_same_time(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_calls_run_at_the_same_time(open_scorer: Open) -> None:
     source = """
     import threading
     at_once = threading.Barrier(50)
@@ -47,16 +47,14 @@ async def test_calls_run_at_the_same_time(open_scorer: Open, make_sample: MakeSa
     assert results == [1.0] * 100
 
 
-async def test_a_hung_thread_costs_its_own_sample_only(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_a_hung_thread_costs_its_own_sample_only(open_scorer: Open) -> None:
     scorer = await open_scorer(BLOCKS, isolation="thread", max_concurrent=40)
     responses = ["0.3"] * 30 + ["hang"] * 3 + ["0.01"] * 60
     results = await asyncio.gather(*(result(scorer, make_sample(text), 1.0) for text in responses))
     assert results == [0.3] * 30 + [ScoreTimeoutError] * 3 + [0.01] * 60
 
 
-async def test_a_spinning_thread_does_not_make_its_neighbours_time_out(
-    open_scorer: Open, make_sample: MakeSample
-) -> None:
+async def test_a_spinning_thread_does_not_make_its_neighbours_time_out(open_scorer: Open) -> None:
     source = """
     import threading
     spinning = threading.Event()
@@ -73,7 +71,7 @@ async def test_a_spinning_thread_does_not_make_its_neighbours_time_out(
     assert results == [ScoreTimeoutError] * 2 + [1.0] * 5
 
 
-async def test_when_a_child_dies_its_other_calls_run_again(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_when_a_child_dies_its_other_calls_run_again(open_scorer: Open) -> None:
     scorer = await open_scorer(BLOCKS, isolation="thread", processes=1, max_concurrent=20)
     responses = ["0.2"] * 10 + ["exit"] + ["0.01"] * 10
     results = await asyncio.gather(*(result(scorer, make_sample(text), 5.0) for text in responses))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
+import faulty_server as faults
 from plaudit_reward.endpoint.access import EndpointUsage
 from plaudit_reward.endpoint.budget import Budget, Limiter, LocalBudget, RateLimits, RedisBudget
 from plaudit_reward.endpoint.judge import JudgeClient, JudgeScorer, Parser, PromptTemplate, RegexParser, TokenEstimate
@@ -18,7 +18,7 @@ from plaudit_workers.launch.redis import RedisServer
 
 
 @pytest.fixture
-async def server(faults: ModuleType) -> AsyncIterator[Any]:
+async def server() -> AsyncIterator[Any]:
     async with faults.FaultyServer() as server:
         yield server
 

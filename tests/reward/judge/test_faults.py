@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import faulty_server as faults
 from faulty_server import completion
 from plaudit_job.rules.answers import answer_schema
 from plaudit_reward.attempts import Rules, Stage
@@ -21,7 +22,7 @@ from plaudit_reward.http import ConnectionLostError, ResponseTooLargeError, retr
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import BusyError, CallTimeoutError, DataError, InfrastructureError
-from plaudit_wire.records import Sample
+from reward_samples import make_sample
 
 Make = Callable[..., Any]
 
@@ -59,9 +60,7 @@ FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
 @pytest.mark.parametrize(("fault", "kind", "words", "status"), FAULTS)
 async def test_each_fault_has_a_kind_a_message_and_a_count(
     server: Any,
-    faults: Any,
     make_judge: Make,
-    make_sample: Make,
     usage: EndpointUsage,
     fault: dict[str, Any],
     kind: type[Exception],
@@ -89,9 +88,7 @@ async def test_each_fault_has_a_kind_a_message_and_a_count(
         json.dumps(completion("\ud83d score: 4")).encode(),
     ],
 )
-async def test_what_stands_beside_the_verdict_costs_no_score(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make, body: Any
-) -> None:
+async def test_what_stands_beside_the_verdict_costs_no_score(server: Any, make_judge: Make, body: Any) -> None:
     server.reply = lambda request, number: faults.Reply(body=body)
     judge = await make_judge()
     score = await judge.score(make_sample(), Attempt(10.0))
@@ -103,7 +100,7 @@ SCHEMA = answer_schema(["score"], (0.0, 10.0), None)
 
 
 async def test_a_judge_is_asked_for_its_form_and_without_where_the_endpoint_refuses_it(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
+    server: Any, make_judge: Make
 ) -> None:
     def reply(request: Any, number: int) -> Any:
         if "response_format" in request.body and number > 1:
@@ -125,9 +122,7 @@ async def test_a_judge_is_asked_for_its_form_and_without_where_the_endpoint_refu
     assert ["response_format" in request.body for request in server.requests[4:]] == [True, False, True, False]
 
 
-async def test_a_number_outside_the_rubric_is_a_data_error(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
-) -> None:
+async def test_a_number_outside_the_rubric_is_a_data_error(server: Any, make_judge: Make) -> None:
     judge = await make_judge(limits=(0.0, 10.0))
     values = {"score: 0": 0.0, "score: 10": 10.0, "score: 87": None, "score: -3": None}
     for content, value in values.items():
@@ -138,7 +133,7 @@ async def test_a_number_outside_the_rubric_is_a_data_error(
 
 
 async def test_an_answer_gives_a_score_with_its_text_and_cost(
-    server: Any, make_judge: Make, make_sample: Make, usage: EndpointUsage
+    server: Any, make_judge: Make, usage: EndpointUsage
 ) -> None:
     judge = await make_judge(api_key="hush", arguments={"temperature": 0, "max_tokens": 5})
     score = await judge.score(make_sample("my answer"), Attempt(10.0))
@@ -155,9 +150,7 @@ async def test_an_answer_gives_a_score_with_its_text_and_cost(
     assert (usage.requests, usage.tokens) == ({"200": 1}, {"prompt": 7, "completion": 3})
 
 
-async def test_a_storm_of_429_ends_with_every_sample_scored(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
-) -> None:
+async def test_a_storm_of_429_ends_with_every_sample_scored(server: Any, make_judge: Make) -> None:
     """Every second request is refused, now with and now without saying for how long."""
 
     def reply(request: Any, number: int) -> Any:
@@ -172,9 +165,7 @@ async def test_a_storm_of_429_ends_with_every_sample_scored(
     assert sum(scoring.scorers["big"].attempts for scoring in scorings) == len(server.requests) == 48
 
 
-async def test_retry_after_holds_the_sample_and_those_that_come_after_it(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
-) -> None:
+async def test_retry_after_holds_the_sample_and_those_that_come_after_it(server: Any, make_judge: Make) -> None:
     server.reply = lambda request, number: (
         faults.Reply(429, headers={"Retry-After": "2"}) if number == 1 else faults.Reply()
     )
@@ -193,17 +184,13 @@ async def test_retry_after_holds_the_sample_and_those_that_come_after_it(
     assert second.call_s < 1.0
 
 
-async def test_a_retry_after_beyond_the_deadline_of_a_sample_ends_the_sample(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
-) -> None:
+async def test_a_retry_after_beyond_the_deadline_of_a_sample_ends_the_sample(server: Any, make_judge: Make) -> None:
     server.reply = lambda request, number: faults.Reply(429, headers={"Retry-After": "600"})
     scoring = await Pipeline([Stage(await make_judge())], timeout_s=5).score(make_sample())
     assert (scoring.outcome, scoring.value, len(server.requests)) == ("infra_error", None, 1)
 
 
-async def test_a_slow_attempt_is_tried_again_within_the_samples_time(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
-) -> None:
+async def test_a_slow_attempt_is_tried_again_within_the_samples_time(server: Any, make_judge: Make) -> None:
     server.reply = lambda request, number: faults.Reply(after_s=9 if number < 3 else 0)
     scoring = await Pipeline([Stage(await make_judge(), Rules(timeout_s=1.0))]).score(make_sample())
     assert (scoring.value, scoring.scorers["big"].attempts) == (4.0, 3)
@@ -226,7 +213,7 @@ def test_retry_after_is_read_as_seconds_and_as_a_date_by_the_servers_clock() -> 
 
 
 async def test_an_outage_opens_the_circuit_and_one_call_at_a_time_sees_whether_it_is_over(
-    server: Any, make_judge: Make, make_sample: Callable[..., Sample], usage: EndpointUsage
+    server: Any, make_judge: Make, usage: EndpointUsage
 ) -> None:
     judge = await make_judge()
     await server.stop()
@@ -249,9 +236,7 @@ async def test_an_outage_opens_the_circuit_and_one_call_at_a_time_sees_whether_i
     assert judge.room() > 1
 
 
-async def test_an_outage_masks_samples_and_invents_no_zero(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
-) -> None:
+async def test_an_outage_masks_samples_and_invents_no_zero(server: Any, make_judge: Make) -> None:
     server.reply = lambda request, number: faults.Reply(500)
     pipeline = Pipeline([Stage(await make_judge(), Rules(retries=2))], timeout_s=60)
     scorings = await asyncio.gather(*(pipeline.score(make_sample(index=i)) for i in range(40)))
@@ -260,9 +245,7 @@ async def test_an_outage_masks_samples_and_invents_no_zero(
     assert len(server.requests) < 100  # of 120 that retries alone would have made
 
 
-async def test_a_wrong_key_opens_the_circuit_at_once(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
-) -> None:
+async def test_a_wrong_key_opens_the_circuit_at_once(server: Any, make_judge: Make) -> None:
     server.reply = lambda request, number: faults.Reply(401, {"error": {"message": "no such key"}})
     judge = await make_judge()
     with pytest.raises(EndpointRefusedError):
@@ -271,9 +254,7 @@ async def test_a_wrong_key_opens_the_circuit_at_once(
         await judge.score(make_sample(), Attempt(5.0))
 
 
-async def test_samples_that_are_refused_do_not_open_the_circuit(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
-) -> None:
+async def test_samples_that_are_refused_do_not_open_the_circuit(server: Any, make_judge: Make) -> None:
     judge = await make_judge()
     server.reply = lambda request, number: faults.Reply(400)
     for index in range(12):
@@ -287,7 +268,7 @@ async def test_samples_that_are_refused_do_not_open_the_circuit(
 
 
 async def test_requests_that_hang_while_others_get_answers_do_not_open_the_circuit(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
+    server: Any, make_judge: Make
 ) -> None:
     """Ten of 30 hang and time out in the same moment, when the answers to the others have long arrived."""
     server.reply = lambda request, number: faults.Reply(after_s=30 if number <= 10 else 0)
@@ -299,9 +280,7 @@ async def test_requests_that_hang_while_others_get_answers_do_not_open_the_circu
     assert not judge.circuit_open
 
 
-async def test_one_refusal_among_many_answers_delays_its_own_sample_only(
-    server: Any, faults: Any, make_judge: Make, make_sample: Make
-) -> None:
+async def test_one_refusal_among_many_answers_delays_its_own_sample_only(server: Any, make_judge: Make) -> None:
     server.reply = lambda request, number: (
         faults.Reply(429, headers={"Retry-After": "60"}) if number == 20 else faults.Reply()
     )

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "judge_load.py"
-
 
 @pytest.mark.bench
-def test_every_sample_is_scored_and_none_pays_for_its_neighbours(tmp_path: Path) -> None:
-    out = tmp_path / "figures.json"
-    run = subprocess.run([sys.executable, BENCHMARK, "--quick", "--json", out], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    found = json.loads(out.read_text())
+def test_every_sample_is_scored_and_none_pays_for_its_neighbours(
+    quick_benchmark: Callable[..., dict[str, Any]],
+) -> None:
+    found = quick_benchmark("judge_load")
     assert {row["client"] for row in found["steady"]} >= {"judge", "model", "aiohttp"}
     for row in [*found["faulty"], *(row for row in found["steady"] if row["client"] in {"judge", "model"})]:
         assert row["outcomes"] == {"scored": row["samples"]}

@@ -17,9 +17,7 @@ from plaudit_reward.functions.result import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import ConfigurationError, DataError
-from plaudit_wire.records import Sample
-
-Make = Callable[..., Any]
+from reward_samples import make_sample
 
 READ: list[tuple[Parser, str, float]] = [
     (RegexParser(r"score: ([\d.]+)"), "not score: 1, but\nscore: 3.5.", 3.5),
@@ -101,7 +99,7 @@ READ: list[tuple[Parser, str, float]] = [
 
 
 @pytest.mark.parametrize(("parser", "answer", "value"), READ)
-async def test_a_number_is_found(parser: Parser, answer: str, value: float, make_sample: Make) -> None:
+async def test_a_number_is_found(parser: Parser, answer: str, value: float) -> None:
     (score,) = await parser.scores(answer, [make_sample()], Attempt(5.0))
     assert score.value == value
 
@@ -166,14 +164,12 @@ NOT_READ: list[tuple[Parser, str, str]] = [
 
 @pytest.mark.alike
 @pytest.mark.parametrize(("parser", "answer", "words"), NOT_READ)
-async def test_an_answer_without_a_number_is_a_data_error(
-    parser: Parser, answer: str, words: str, make_sample: Make
-) -> None:
+async def test_an_answer_without_a_number_is_a_data_error(parser: Parser, answer: str, words: str) -> None:
     with pytest.raises(DataError, match=words):
         await parser.scores(answer, [make_sample()], Attempt(5.0))
 
 
-async def test_a_number_that_is_not_finite_is_a_data_error(make_sample: Make) -> None:
+async def test_a_number_that_is_not_finite_is_a_data_error() -> None:
     (score,) = await JsonParser("$.score").scores('{"score": "nan"}', [make_sample()], Attempt(5.0))
     assert score.outcome == "data_error"
 
@@ -227,7 +223,7 @@ def test_an_unusable_parser_is_reported_at_the_start(make: Callable[[], Parser],
         (RegexParser(r"\d: (\d)", group=True), "1: 3\n2: 1\n3: 2"),
     ],
 )
-async def test_a_group_has_one_value_a_response(parser: Parser, answer: str, make_sample: Make) -> None:
+async def test_a_group_has_one_value_a_response(parser: Parser, answer: str) -> None:
     samples = [make_sample(index=i) for i in range(3)]
     assert [score.value for score in await parser.scores(answer, samples, Attempt(5.0))] == [3.0, 1.0, 2.0]
     with pytest.raises(DataError, match="3 values for 2 responses"):
@@ -243,12 +239,12 @@ async def test_a_group_has_one_value_a_response(parser: Parser, answer: str, mak
         "As in [0, 0] you ask for. So [8, 3]",
     ],
 )
-async def test_what_stands_in_a_sentence_masks_no_group(answer: str, make_sample: Make) -> None:
+async def test_what_stands_in_a_sentence_masks_no_group(answer: str) -> None:
     scores = await JsonParser("$", group=True).scores(answer, [make_sample(index=i) for i in range(2)], Attempt(5.0))
     assert [score.value for score in scores] == [8.0, 3.0]
 
 
-async def test_one_value_of_a_group_that_is_no_number_costs_its_own_sample(make_sample: Make) -> None:
+async def test_one_value_of_a_group_that_is_no_number_costs_its_own_sample() -> None:
     samples = [make_sample(index=i) for i in range(3)]
     scores = await JsonParser("$.s", group=True).scores('{"s": ["8", "n/a", null]}', samples, Attempt(5.0))
     assert [(score.outcome, score.value) for score in scores] == [
@@ -258,7 +254,7 @@ async def test_one_value_of_a_group_that_is_no_number_costs_its_own_sample(make_
     ]
 
 
-async def test_a_group_needs_a_list(make_sample: Make) -> None:
+async def test_a_group_needs_a_list() -> None:
     with pytest.raises(DataError, match="int instead of a list of 2 values"):
         await JsonParser("$.score", group=True).scores('{"score": 1}', [make_sample()] * 2, Attempt(5.0))
 
@@ -279,18 +275,14 @@ async def open_parser(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         await parser.close()
 
 
-async def test_a_function_reads_an_answer_and_may_see_the_sample(
-    open_parser: Callable[..., Any], make_sample: Callable[..., Sample]
-) -> None:
+async def test_a_function_reads_an_answer_and_may_see_the_sample(open_parser: Callable[..., Any]) -> None:
     source = "import os\ndef read(answer, sample, scale):\n    return len(answer) * scale + len(sample.response)"
     parser = await open_parser(source, scope="answer", arguments={"scale": 10})
     (score,) = await parser.scores("12345", [make_sample("ab")], Attempt(5.0))
     assert score.value == 52.0
 
 
-async def test_a_function_ranks_a_group_and_its_faults_are_data_errors(
-    open_parser: Callable[..., Any], make_sample: Callable[..., Sample]
-) -> None:
+async def test_a_function_ranks_a_group_and_its_faults_are_data_errors(open_parser: Callable[..., Any]) -> None:
     source = """
 def read(answer, samples):
     places = answer.split(" > ")

@@ -11,9 +11,7 @@ import pytest
 
 from plaudit_reward.endpoint.judge import PromptTemplate
 from plaudit_wire.errors import ConfigurationError, DataError
-from plaudit_wire.records import Sample
-
-Make = Callable[..., Sample]
+from reward_samples import make_sample
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def make_template(tmp_path: Path) -> Callable[..., PromptTemplate]:
     return make
 
 
-def test_a_template_sees_the_sample(make_template: Callable[..., PromptTemplate], make_sample: Make) -> None:
+def test_a_template_sees_the_sample(make_template: Callable[..., PromptTemplate]) -> None:
     template = make_template(
         "{% if extra_info.hard is defined %}Hard. {% endif %}{{ data_source }}: {{ messages[-1].content }} -> "
         "{{ response | trim }} (not {{ ground_truth }}) {{ prompt | length }}\n"
@@ -35,23 +33,19 @@ def test_a_template_sees_the_sample(make_template: Callable[..., PromptTemplate]
     assert template.render([sample]) == "Hard. openai/gsm8k: 2 + 2? -> 5 (not 4) 6"
 
 
-def test_a_template_of_a_group_sees_all_responses(
-    make_template: Callable[..., PromptTemplate], make_sample: Make
-) -> None:
+def test_a_template_of_a_group_sees_all_responses(make_template: Callable[..., PromptTemplate]) -> None:
     template = make_template("{% for r in responses %}\n{{ loop.index }}: {{ r }}\n{% endfor %}", group=True)
     assert template.render([make_sample("a"), make_sample("b", 1)]) == "1: a\n2: b\n"
 
 
-def test_each_prompt_has_a_fence_of_its_own(make_template: Callable[..., PromptTemplate], make_sample: Make) -> None:
+def test_each_prompt_has_a_fence_of_its_own(make_template: Callable[..., PromptTemplate]) -> None:
     template = make_template("<a-{{ fence }}>{{ response }}</a-{{ fence }}>")
     prompts = {template.render([make_sample("x")]) for _ in range(20)}
     assert len(prompts) == 20
     assert all(re.fullmatch(r"<a-(\w{16})>x</a-\1>", prompt) for prompt in prompts)
 
 
-def test_a_response_is_never_rendered_as_a_template(
-    make_template: Callable[..., PromptTemplate], make_sample: Make
-) -> None:
+def test_a_response_is_never_rendered_as_a_template(make_template: Callable[..., PromptTemplate]) -> None:
     assert make_template("{{ response }}").render([make_sample("{{ 6 * 7 }} <b>")]) == "{{ 6 * 7 }} <b>"
 
 
@@ -94,7 +88,7 @@ FAILING = [
 
 @pytest.mark.parametrize(("source", "words"), FAILING)
 def test_a_missing_field_or_a_forbidden_expression_is_a_data_error(
-    make_template: Callable[..., PromptTemplate], make_sample: Make, source: str, words: str
+    make_template: Callable[..., PromptTemplate], source: str, words: str
 ) -> None:
     with pytest.raises(DataError, match=words):
         make_template(source).render([make_sample()])

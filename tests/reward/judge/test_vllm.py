@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from plaudit_reward.endpoint.budget import Limiter, LocalBudget, RateLimits
 from plaudit_reward.endpoint.judge import JudgeClient, JudgeScorer, PromptTemplate, RegexParser, TokenEstimate
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.errors import DataError
+from reward_samples import make_sample
 
 PREPARE = Path(__file__).parents[3] / "examples" / "01-copy-digits" / "prepare.py"
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
@@ -64,9 +65,7 @@ def _await_health(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
             time.sleep(0.5)
 
 
-async def test_vllms_answers_are_scored_and_its_refusals_reported(
-    vllm: str, tmp_path: Path, make_sample: Callable[..., Any]
-) -> None:
+async def test_vllms_answers_are_scored_and_its_refusals_reported(vllm: str, tmp_path: Path) -> None:
     usage = EndpointUsage()
     (tmp_path / "judge.j2").write_text("{{ response }}")
 

@@ -220,18 +220,3 @@ def vllm_server(
     server.wait_until_ready()
     yield server
     server.stop()
-
-
-@pytest.fixture
-def start_server() -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers, which end with the test; arguments as ``ServerProcess``."""
-    started: list[ServerProcess] = []
-
-    def start(*arguments: Any, **settings: Any) -> ServerProcess:
-        started.append(ServerProcess(*arguments, **settings))
-        return started[-1]
-
-    yield start
-    for server in started:
-        if server.process.poll() is None:
-            server.stop()

@@ -16,6 +16,7 @@ import pytest
 
 from plaudit_model_server.__main__ import main
 from plaudit_workers.launch.redis import free_port
+from waiting import runs
 
 PREAMBLE = """
 import os, select, signal, sys, time
@@ -91,7 +92,7 @@ return 0
         assert process.wait(60) == 0
 
 
-def test_a_front_whose_other_process_is_killed_learns_of_it(runs: Callable[[int], bool]) -> None:
+def test_a_front_whose_other_process_is_killed_learns_of_it() -> None:
     lines = """
 print(os.getpid(), flush=True)
 select.select([computing], [], [])
@@ -115,9 +116,7 @@ def test_a_front_that_is_killed_ends_the_other_process() -> None:
 
 
 @pytest.mark.engines
-def test_the_server_ends_when_the_process_with_its_model_is_killed(
-    model_folder: Callable[[str], Path], runs: Callable[[int], bool]
-) -> None:
+def test_the_server_ends_when_the_process_with_its_model_is_killed(model_folder: Callable[[str], Path]) -> None:
     command = [
         sys.executable,
         "-m",

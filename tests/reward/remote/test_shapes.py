@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+import faulty_server as faults
 from faulty_server import Reply
 from plaudit_reward.attempts import Rules, Stage
 from plaudit_reward.endpoint.access import CircuitOpenError, EndpointRefusedError, EndpointUsage
@@ -38,7 +38,7 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture
-async def server(faults: ModuleType) -> AsyncIterator[Any]:
+async def server() -> AsyncIterator[Any]:
     async with faults.FaultyServer("/reward") as server:
         yield server
 

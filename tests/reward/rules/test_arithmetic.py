@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from plaudit_reward.rules.symbolic_rules import evaluate, prime_math
-from plaudit_wire.records import Sample
+from reward_samples import make_sample
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_anything_else_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["__import__('pathlib').Path({!r}).touch()", "open({!r}, 'w')"])
-def test_code_in_an_answer_is_not_run(make_sample: Callable[..., Sample], tmp_path: Path, code: str) -> None:
+def test_code_in_an_answer_is_not_run(tmp_path: Path, code: str) -> None:
     trap = tmp_path / "run"
     answer = f"The answer is [{code.format(str(trap))}, \\pi]"
     for truth in (r"[0, \pi]", r"\begin{pmatrix}0\end{pmatrix}"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,20 +12,18 @@ import pytest
 from plaudit_reward.rules.string_rules import matches_format, overlong, search_r1_like_qa_em
 from plaudit_reward.rules.symbolic_rules import OutOfTimeError, cpu_limit, geo3k, math_verify, prime_math, verified
 from plaudit_wire.errors import DataError
-from plaudit_wire.records import Sample
-
-MakeSample = Callable[..., Sample]
+from reward_samples import make_sample
 
 
 @pytest.mark.parametrize(
     ("tokens", "value"), [(0, 0.0), (80, 0.0), (81, -0.1), (90, -1.0), (100, -2.0)]
 )  # 100 tokens at most, a buffer of 20, penalty factor 2
-def test_a_response_pays_for_the_buffer_that_it_uses(make_sample: MakeSample, tokens: int, value: float) -> None:
+def test_a_response_pays_for_the_buffer_that_it_uses(tokens: int, value: float) -> None:
     score = overlong(make_sample(response_tokens=tokens, max_tokens=100), buffer_tokens=20, penalty_factor=2.0)
     assert (score.value, score.extra) == (pytest.approx(value), {"overlong": float(value < 0)})
 
 
-def test_the_longest_response_may_be_given(make_sample: MakeSample) -> None:
+def test_the_longest_response_may_be_given() -> None:
     sample = make_sample(response_tokens=95, max_tokens=1000)
     assert overlong(sample, buffer_tokens=10, max_tokens=100).value == -0.5
     with pytest.raises(DataError, match="longest response has 0 tokens, the buffer 10: set overlong's maxTokens"):
@@ -42,9 +39,7 @@ def test_the_longest_response_may_be_given(make_sample: MakeSample) -> None:
         ("<think>a", 0.0, 0.0, 0.0),
     ],
 )
-def test_a_form_is_matched_where_it_must_be(
-    make_sample: MakeSample, response: str, full: float, start: float, anywhere: float
-) -> None:
+def test_a_form_is_matched_where_it_must_be(response: str, full: float, start: float, anywhere: float) -> None:
     sample, pattern = make_sample(response), "<think>.*</think>"
     assert matches_format(sample, pattern=pattern) == full
     assert matches_format(sample, pattern=pattern, match="start") == start
@@ -84,7 +79,7 @@ def test_work_whose_first_end_was_ignored_is_ended_again(monkeypatch: pytest.Mon
         finalise()
 
 
-def test_an_answer_that_math_verify_cannot_confirm_within_its_limit_is_wrong(make_sample: MakeSample) -> None:
+def test_an_answer_that_math_verify_cannot_confirm_within_its_limit_is_wrong() -> None:
     assert verified(r"\boxed{1}", "1")  # imports SymPy
     sample = make_sample(r"\boxed{(x+1)^3 (x+2)^2}", ground_truth="x^5 + 7x^4 + 19x^3 + 25x^2 + 16x + 4")
     gc.disable()  # Hypothesis has a callback there, where Python would ignore the end
@@ -105,9 +100,7 @@ def test_an_answer_that_math_verify_cannot_confirm_within_its_limit_is_wrong(mak
         ("Add.<|assistant|><think>\n", "I add. \\boxed{4}", 0.0),
     ],
 )
-def test_a_thought_that_the_template_opened_has_its_form(
-    make_sample: MakeSample, prompt: str, response: str, formed: float
-) -> None:
+def test_a_thought_that_the_template_opened_has_its_form(prompt: str, response: str, formed: float) -> None:
     sample = make_sample(response, prompt=prompt)
     assert matches_format(sample, pattern="<think>.*</think>.*") == formed
     assert geo3k(sample).extra["format"] == formed
@@ -123,7 +116,7 @@ def test_a_thought_that_the_template_opened_has_its_form(
     ],
 )
 def test_options_of_math_verify(
-    make_sample: MakeSample, response: str, truth: str, options: dict[str, Any], values: tuple[float, float]
+    response: str, truth: str, options: dict[str, Any], values: tuple[float, float]
 ) -> None:
     sample = make_sample(response, ground_truth=truth)
     assert (math_verify(sample), math_verify(sample, **options)) == values
@@ -136,7 +129,7 @@ def test_options_of_math_verify(
         ("It is \\boxed{5}. The answer is 6", "6", {"last_box_wins": True}),
     ],
 )
-def test_options_of_prime_math(make_sample: MakeSample, response: str, truth: str, options: dict[str, Any]) -> None:
+def test_options_of_prime_math(response: str, truth: str, options: dict[str, Any]) -> None:
     sample = make_sample(response, ground_truth=truth)
     assert (prime_math(sample), prime_math(sample, **options)) == (1.0, 0.0)
 
@@ -156,11 +149,11 @@ def test_options_of_prime_math(make_sample: MakeSample, response: str, truth: st
     ],
 )
 def test_a_careful_search_rule_keeps_what_is_inside_words(
-    make_sample: MakeSample, answer: str, target: str, values: tuple[float, float]
+    answer: str, target: str, values: tuple[float, float]
 ) -> None:
     sample = make_sample(f"<answer>{answer}</answer>", ground_truth={"target": [target]})
     assert (search_r1_like_qa_em(sample), search_r1_like_qa_em(sample, careful=True)) == values
 
 
-def test_a_root_of_nothing_is_a_wrong_answer(make_sample: MakeSample) -> None:
+def test_a_root_of_nothing_is_a_wrong_answer() -> None:
     assert prime_math(make_sample(response=r"= \sqrt,", ground_truth=r"\sqrt")) == 0.0

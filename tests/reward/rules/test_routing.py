@@ -13,9 +13,8 @@ from plaudit_reward.attempts import Rules, Stage
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.rules.scorer import PREFIXES, RULES, SOURCES, RuleScorer, rule_of
 from plaudit_wire.errors import ConfigurationError
-from plaudit_wire.records import Sample
+from reward_samples import make_sample
 
-MakeSample = Callable[..., Sample]
 OpenRule = Callable[..., Awaitable[Pipeline]]
 
 
@@ -44,7 +43,7 @@ def test_sources_that_begin_with_aime_are_scored_like_dapos() -> None:
     assert rule_of("aime_2024") == rule_of("math_dapo") == "math_dapo"
 
 
-async def test_samples_are_scored_by_the_rule_of_their_source(open_rule: OpenRule, make_sample: MakeSample) -> None:
+async def test_samples_are_scored_by_the_rule_of_their_source(open_rule: OpenRule) -> None:
     pipeline = await open_rule()
     assert (await pipeline.score(make_sample("#### 4"))).value == 1.0
     wrong = await pipeline.score(make_sample("#### 4", data_source="aime25"))
@@ -53,13 +52,13 @@ async def test_samples_are_scored_by_the_rule_of_their_source(open_rule: OpenRul
     assert computed.value == 1.0
 
 
-async def test_an_unknown_source_is_a_data_error_with_a_remedy(open_rule: OpenRule, make_sample: MakeSample) -> None:
+async def test_an_unknown_source_is_a_data_error_with_a_remedy(open_rule: OpenRule) -> None:
     scoring = await (await open_rule()).score(make_sample(data_source="copy"))
     assert scoring.outcome == "data_error"
     assert re.search(r"'copy'.*known sources: DigitalLearningGmbH.* and aime…\..*kind: python", scoring.reason or "")
 
 
-async def test_a_named_rule_scores_any_source(open_rule: OpenRule, make_sample: MakeSample) -> None:
+async def test_a_named_rule_scores_any_source(open_rule: OpenRule) -> None:
     pipeline = await open_rule("gsm8k_flexible")
     assert (await pipeline.score(make_sample("it is 4", data_source="copy"))).value == 1.0
 
@@ -71,9 +70,7 @@ async def test_a_named_rule_scores_any_source(open_rule: OpenRule, make_sample: 
         (None, "ground_truth None is missing: remove the row, or give its answer"),
     ],
 )
-async def test_a_bad_ground_truth_is_the_samples_outcome(
-    open_rule: OpenRule, make_sample: MakeSample, truth: Any, reason: str
-) -> None:
+async def test_a_bad_ground_truth_is_the_samples_outcome(open_rule: OpenRule, truth: Any, reason: str) -> None:
     scoring = await (await open_rule()).score(make_sample(ground_truth=truth))
     assert (scoring.outcome, scoring.value) == ("data_error", None)
     assert reason in (scoring.reason or "")
@@ -99,31 +96,27 @@ def test_arguments_that_do_not_fit_are_refused(rule: str | None, arguments: dict
         RuleScorer("correct", rule, arguments)
 
 
-async def test_arguments_go_to_the_rule_of_the_source(open_rule: OpenRule, make_sample: MakeSample) -> None:
+async def test_arguments_go_to_the_rule_of_the_source(open_rule: OpenRule) -> None:
     pipeline = await open_rule(None, {"gsm8k": {"numeric": True}})
     assert (await pipeline.score(make_sample("#### 4.00"))).value == 1.0
 
 
 @pytest.mark.long
-async def test_a_rule_that_never_ends_costs_its_sample_only(open_rule: OpenRule, make_sample: MakeSample) -> None:
+async def test_a_rule_that_never_ends_costs_its_sample_only(open_rule: OpenRule) -> None:
     pipeline = await open_rule("format", {"pattern": "(a*)*b"}, timeout_s=2.0)
     stuck, fine = await asyncio.gather(pipeline.score(make_sample("a" * 40)), pipeline.score(make_sample("aab")))
     assert (stuck.outcome, fine.value) == ("timeout", 1.0)
 
 
 @pytest.mark.long
-async def test_an_answer_that_cannot_be_computed_is_wrong_by_cpu_seconds_and_not_masked(
-    open_rule: OpenRule, make_sample: MakeSample
-) -> None:
+async def test_an_answer_that_cannot_be_computed_is_wrong_by_cpu_seconds_and_not_masked(open_rule: OpenRule) -> None:
     pipeline = await open_rule("math_verify", {"limitSeconds": 0.5})
     power, fine = make_sample("\\boxed{9^{9^{9}}}", ground_truth="3"), make_sample("\\boxed{3}", ground_truth="3")
     stuck, right = await asyncio.gather(pipeline.score(power), pipeline.score(fine))
     assert (stuck.outcome, stuck.value, right.value) == ("scored", 0.0, 1.0)
 
 
-async def test_the_rule_of_mathematics_gives_its_reason_and_reads_solutions(
-    open_rule: OpenRule, make_sample: MakeSample
-) -> None:
+async def test_the_rule_of_mathematics_gives_its_reason_and_reads_solutions(open_rule: OpenRule) -> None:
     pipeline = await open_rule("math")
     solution = "We add $2+4$ to get $\\boxed{6}$."
     right = await pipeline.score(make_sample("Draft \\boxed{5}, then \\boxed{\\frac{12}{2}}", ground_truth=solution))

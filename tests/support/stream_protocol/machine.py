@@ -91,20 +91,7 @@ class Machine(WatchedMachine):
     def replaced_trainer_wakes(self) -> None:
         self.do(self.world.zombie_acts())
 
-    @rule(lossy=st.booleans())
-    def replies_get_lost(self, lossy: bool) -> None:
-        self.world.lossy = lossy
-
     @precondition(lambda self: self.world.sent)
     @rule()
     def call_arrives_again(self) -> None:
         self.do(self.world.send_again())
-
-    @rule(rounds=st.integers(1, 2))
-    def redis_loses_its_last_second(self, rounds: int) -> None:
-        self.do(self.world.lose_last_second(rounds))
-
-    @precondition(lambda self: not self.world.lost_everything)
-    @rule()
-    def redis_loses_everything(self) -> None:
-        self.do(self.world.lose_everything())

@@ -52,16 +52,3 @@ class SessionMachine(WatchedMachine):
     @rule(stream=st.sampled_from(["samples", "groups"]))
     def crash(self, stream: str) -> None:
         self.world.crash(self.world.alive(stream))
-
-    @rule(lossy=st.booleans())
-    def replies_get_lost(self, lossy: bool) -> None:
-        self.world.lossy = lossy
-
-    @rule(rounds=st.integers(1, 2))
-    def redis_loses_its_last_second(self, rounds: int) -> None:
-        self.do(self.world.lose_last_second(rounds))
-
-    @precondition(lambda self: not self.world.lost_everything)
-    @rule()
-    def redis_loses_everything(self) -> None:
-        self.do(self.world.lose_everything())

@@ -113,11 +113,7 @@ class SessionWorld(World):
             if self.random.random() < 0.7:
                 await client.submit_new(*(self.random.randint(1, 3) for _ in range(self.random.randint(1, 2))))
         await self.check_room()
-        for worker in self.workers:
-            await self.take(worker, 4)
-            for _ in range(self.random.randint(0, 2)):
-                if worker.held:
-                    await self.work(worker)
+        await self.workers_work()
         for client in self.clients:
             await client.read()
             if self.random.random() < 0.5:
@@ -226,11 +222,7 @@ class SessionWorld(World):
         await self.check_memory()
 
     async def work_off(self) -> None:
-        for worker in self.workers:
-            await self.lapse(worker)
-            await self.take(worker, 100)
-            while worker.held:
-                await self.work(worker)
+        await self.workers_work_off()
         for client in self.clients:
             await client.repair()
             await client.read(100)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, reject, settings
-from hypothesis.stateful import RuleBasedStateMachine
+from hypothesis import strategies as st
+from hypothesis.errors import Flaky
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from redis.exceptions import ResponseError
 
 from plaudit_wire.redis import RedisAddress
@@ -37,6 +40,19 @@ class WatchedMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.world: Any = None
+
+    @rule(lossy=st.booleans())
+    def replies_get_lost(self, lossy: bool) -> None:
+        self.world.lossy = lossy
+
+    @rule(rounds=st.integers(1, 2))
+    def redis_loses_its_last_second(self, rounds: int) -> None:
+        self.do(self.world.lose_last_second(rounds))
+
+    @precondition(lambda self: not self.world.lost_everything)
+    @rule()
+    def redis_loses_everything(self) -> None:
+        self.do(self.world.lose_everything())
 
     def do(self, work: Any) -> None:
         with contextlib.closing(work):
@@ -83,3 +99,26 @@ def machine_of(
     """``machine`` against one Redis, with these texts of the transitions; ``found`` collects violations."""
     about = {"world_type": world_type, "address": address, "scripts": scripts}
     return type(machine.__name__, (machine,), {**about, "watched": watched, "found": [] if found is None else found})
+
+
+def violations_found(
+    machine: Callable[..., Any], address: RedisAddress, bug: tuple[str, Mapping[str, str]], watched: str, examples: int
+) -> list[str]:
+    """Search with a bug seeded into the code in Redis; return the violations of ``watched`` that it meets.
+
+    Args:
+        machine: makes the machine from what ``machine_of`` takes after the world's type.
+        bug: a file of ``lua/``, and what replaces which text in it.
+    """
+    file, edits = bug
+    text = Scripts().files[file]
+    for sound, broken in edits.items():
+        assert text.count(sound) == 1, f"the seeded bug no longer fits lua/{file}.lua"
+        text = text.replace(sound, broken)
+    found: list[str] = []
+    with contextlib.suppress(AssertionError, Flaky):
+        run_state_machine_as_test(
+            machine(address, Scripts(overrides={file: text}), watched, found),
+            settings=settings(SEARCH, max_examples=examples),
+        )
+    return found

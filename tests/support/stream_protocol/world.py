@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from builders import make_body
+from builders import make_body, make_prompt
 from plaudit_metrics.sources.stream import decode_event
-from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling, encode_body
+from plaudit_wire.messages import Prompt, SampleBody, Sampling, encode_body
 from plaudit_wire.records import SampleRecord, ScoringRecord
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.commands.runs import DeadLetters
@@ -162,13 +162,12 @@ class World:
             position, self.positions = self.positions, self.positions + 1
         group = f"{split[0]}-{position}-{trainer.streams.incarnation}.{self.attempts[position]}"
         self.attempts[position] += 1
-        prompt = Prompt(
-            group=group,
+        prompt = make_prompt(
+            group,
+            n,
             position=position,
             split=split,  # type: ignore[arg-type]
             step=0,
-            n=n,
-            min_version=PolicyVersion(1, 0),
             seed=position,
             sampling=Sampling(max_tokens=4),
             data_source="made-up",
@@ -358,13 +357,16 @@ class World:
         """One turn of each process, most of the time."""
         while len(self.trainer.open) < 3 and self.random.random() < 0.9:
             await self.admit(self.random.randint(2, 4), "train")
+        await self.workers_work()
+        await self.take_ready()
+        await self.close_one()
+
+    async def workers_work(self) -> None:
         for worker in self.workers:
             await self.take(worker, 4)
             for _ in range(self.random.randint(0, 2)):
                 if worker.held:
                     await self.work(worker)
-        await self.take_ready()
-        await self.close_one()
 
     async def work(self, worker: Worker) -> None:
         outcome = self.random.choice(["scored"] * 6 + ["infra_error"])
@@ -470,12 +472,15 @@ class World:
         await self.check_ledger()
         await self.check_memory()
 
-    async def work_off(self) -> None:
+    async def workers_work_off(self) -> None:
         for worker in self.workers:
             await self.lapse(worker)
             await self.take(worker, 100)
             while worker.held:
                 await self.work(worker)
+
+    async def work_off(self) -> None:
+        await self.workers_work_off()
         await self.take_ready()
         while self.trainer.taken:
             await self.close_one()

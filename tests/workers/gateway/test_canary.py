@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 
+import faulty_server as faults
 from faulty_server import Reply
 
 TOKEN = "token-of-one-caller"
@@ -17,7 +17,7 @@ SECRET = {"name": "canary", "key": "client"}
 
 
 @pytest.fixture
-async def other(faults: ModuleType, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+async def other(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """Another service, which finds every answer right; it has no score for an empty one, and fails for ``down``."""
 
     def reply(request: Any, _: int) -> Reply:

@@ -1,6 +1,5 @@
 """Every rule of a job, broken once: what is said names the field, the value and the remedy."""
 
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -8,6 +7,7 @@ import pytest
 
 from plaudit_job.problem import Problem
 from plaudit_job.rules.scorers import is_private
+from small_job import changed, problems_of
 
 RULE = {"name": "first", "kind": "rule"}
 PYTHON = {"name": "second", "kind": "python", "python": {"path": "r.py"}}
@@ -569,44 +569,25 @@ COMBINES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "words"), SINGLE_FIELDS + RULES)
-def test_a_bad_field_is_reported_with_its_value_and_a_remedy(
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    problems_of: Callable[[dict[str, Any]], list[Problem]],
-    fields: dict[str, Any],
-    words: str,
-) -> None:
+def test_a_bad_field_is_reported_with_its_value_and_a_remedy(fields: dict[str, Any], words: str) -> None:
     assert_told(problems_of(changed(fields)), words)
 
 
 @pytest.mark.parametrize(("scorers", "words"), SCORERS)
-def test_scorers_that_contradict_are_reported(
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    problems_of: Callable[[dict[str, Any]], list[Problem]],
-    scorers: list[dict[str, Any]],
-    words: str,
-) -> None:
+def test_scorers_that_contradict_are_reported(scorers: list[dict[str, Any]], words: str) -> None:
     assert_told(problems_of(changed({"reward.scorers": scorers})), words)
 
 
 @pytest.mark.parametrize(("combine", "words"), COMBINES)
-def test_a_combination_without_its_function_is_reported(
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    problems_of: Callable[[dict[str, Any]], list[Problem]],
-    combine: dict[str, Any],
-    words: str,
-) -> None:
+def test_a_combination_without_its_function_is_reported(combine: dict[str, Any], words: str) -> None:
     assert_told(problems_of(changed({"reward.combine": combine})), words)
 
 
-def test_advantages_of_turns_are_accepted_where_turns_have_rewards(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], problems_of: Callable[[dict[str, Any]], list[Problem]]
-) -> None:
+def test_advantages_of_turns_are_accepted_where_turns_have_rewards() -> None:
     assert problems_of(changed(PER_TURN)) == []
 
 
-def test_a_group_scorer_needs_groups(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], problems_of: Callable[[dict[str, Any]], list[Problem]]
-) -> None:
+def test_a_group_scorer_needs_groups() -> None:
     fields = {
         "reward.scorers": [{**PYTHON, "scope": "group"}],
         "algorithm.samplesPerPrompt": 1,

@@ -13,6 +13,7 @@ import pytest
 from plaudit_job.load import load_job
 from plaudit_workers.launch.checks import check_files, short_model
 from plaudit_workers.launch.data_checks import check_data
+from small_job import changed
 
 ROW = {
     "data_source": "openai/gsm8k",
@@ -35,9 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def told(
-    folder: Path, changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path]
-) -> Callable[..., list[str]]:
+def told(folder: Path, write_job: Callable[..., Path]) -> Callable[..., list[str]]:
     """What is said of the files of the small job with some fields changed."""
 
     def tell(**fields: Any) -> list[str]:
@@ -81,11 +80,7 @@ def test_a_missing_file_is_reported(folder: Path, told: Callable[..., list[str]]
     ],
 )
 def test_a_model_with_fewer_positions_than_samples_may_have_is_noted(
-    folder: Path,
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    write_job: Callable[..., Path],
-    config: dict[str, Any],
-    is_short: bool,
+    folder: Path, write_job: Callable[..., Path], config: dict[str, Any], is_short: bool
 ) -> None:
     (folder / "model" / "config.json").write_text(json.dumps(config))
     notes = list(map(str, short_model(load_job(write_job(changed({}))))))

@@ -13,6 +13,7 @@ import pytest
 from chat_tokenizer import CHATML, chat_tokenizer
 from plaudit_job.load import load_job
 from plaudit_workers.launch.data_checks import DataReport, check_data
+from small_job import changed
 from tiny_vision import mixed_rows, save_vision_policy, write_rows
 
 TOOL = (
@@ -26,9 +27,7 @@ def row(content: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def report(
-    tmp_path: Path, changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path]
-) -> Callable[..., DataReport]:
+def report(tmp_path: Path, write_job: Callable[..., Path]) -> Callable[..., DataReport]:
     """What is said of rows with a template and some fields of the small job."""
 
     def tell(rows: list[dict[str, Any]], template: str = CHATML, **fields: Any) -> DataReport:
@@ -165,11 +164,7 @@ def test_a_last_message_of_the_assistant_is_left_open_and_agents_refuse_it(
     ("longest", "words"), [(200, "4 of 4 rows are used"), (40, "1 is longer than maxPromptLength 40")]
 )
 def test_prompts_with_images_are_counted_with_the_tokens_of_their_images(
-    tmp_path: Path,
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    write_job: Callable[..., Path],
-    longest: int,
-    words: str,
+    tmp_path: Path, write_job: Callable[..., Path], longest: int, words: str
 ) -> None:
     save_vision_policy(tmp_path / "model")
     write_rows(tmp_path / "rows.parquet", mixed_rows())

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from plaudit_job.load import load_job
 from plaudit_job.problem import JobError, Problem
+from small_job import SMALL_JOB, changed, problems_of
 
 BAD = """\
 apiVersion: plaudit.dev/v1
@@ -55,15 +55,13 @@ def test_problems_of_every_kind_come_in_the_order_of_the_file(write_job: Callabl
     assert str(caught.value).splitlines()[1].startswith(f"{path}:3: metadata.name: 'Digits' is not a valid name. ")
 
 
-def test_rules_about_a_broken_field_are_not_guessed_at(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], problems_of: Callable[[dict[str, Any]], list[Problem]]
-) -> None:
+def test_rules_about_a_broken_field_are_not_guessed_at() -> None:
     # The default of 64 prompts could not be divided by 7 either, but nobody wrote 64.
     job = changed({"algorithm.promptsPerStep": "many", "algorithm.miniBatchesPerStep": 7})
     assert [problem.field for problem in problems_of(job)] == ["spec.algorithm.promptsPerStep"]
 
 
-def test_an_empty_spec_reports_only_missing_sections(problems_of: Callable[[str], list[Problem]]) -> None:
+def test_an_empty_spec_reports_only_missing_sections() -> None:
     job = "{apiVersion: plaudit.dev/v1alpha1, kind: RLJob, metadata: {name: a}, spec: {}}"
     assert [str(problem) for problem in problems_of(job)] == ["spec.reward: is missing. Add reward: …"]
 
@@ -71,14 +69,12 @@ def test_an_empty_spec_reports_only_missing_sections(problems_of: Callable[[str]
 @pytest.mark.parametrize(
     "spec", ["[]", "3", "text", "{reward: 3}", "{reward: {scorers: [3]}}", "{reward: {scorers: x}}"]
 )
-def test_sections_of_the_wrong_shape_are_reported(problems_of: Callable[[str], list[Problem]], spec: str) -> None:
+def test_sections_of_the_wrong_shape_are_reported(spec: str) -> None:
     job = f"{{apiVersion: plaudit.dev/v1alpha1, kind: RLJob, metadata: {{name: a}}, spec: {spec}}}"
     assert len(problems_of(job)) == 1
 
 
-def test_a_null_is_refused_in_any_section_but_kept_in_opaque_ones(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], problems_of: Callable[[dict[str, Any]], list[Problem]]
-) -> None:
+def test_a_null_is_refused_in_any_section_but_kept_in_opaque_ones() -> None:
     scorer = {"name": "a", "kind": "python", "python": {"path": "r.py", "arguments": {"limit": None}}, "when": None}
     problems = problems_of(changed({"reward.scorers": [scorer]}))
     assert [(problem.field, problem.message) for problem in problems] == [
@@ -86,11 +82,11 @@ def test_a_null_is_refused_in_any_section_but_kept_in_opaque_ones(
     ]
 
 
-def test_a_valid_job_has_no_problems(small_job: str, problems_of: Callable[[str], list[Problem]]) -> None:
-    assert problems_of(small_job) == []
+def test_a_valid_job_has_no_problems() -> None:
+    assert problems_of(SMALL_JOB) == []
 
 
-def test_a_mistyped_section_is_one_problem(changed: Any, problems_of: Any) -> None:
+def test_a_mistyped_section_is_one_problem() -> None:
     job = changed({})
     job["spec"]["rewards"] = job["spec"].pop("reward")
     (problem,) = problems_of(job)
@@ -104,9 +100,7 @@ def test_a_mistyped_section_is_one_problem(changed: Any, problems_of: Any) -> No
         ("data.train_files", "verl's train_files is spec.data.train.path here (docs/coming-from-verl.md)"),
     ],
 )
-def test_settings_of_other_trainers_are_answered_by_name(
-    changed: Any, problems_of: Any, field: str, words: str
-) -> None:
+def test_settings_of_other_trainers_are_answered_by_name(field: str, words: str) -> None:
     (problem,) = problems_of(changed({field: 8}))
     assert words in str(problem)
 

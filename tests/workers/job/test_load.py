@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from builders import job_document
 from plaudit_job.load import load_job, locate, parse_job, read_job
 from plaudit_job.problem import JobError, Problem
 from plaudit_job.spec.rljob import RLJob
@@ -13,12 +13,13 @@ from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Sampling
 from plaudit_workers.launch.data_checks import check_data
 from plaudit_workers.training.state import RunPlan
+from small_job import SMALL_JOB, changed
 
 BILLION_LAUGHS = "a0: &a0 x\na:\n" + "".join(f" - &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
 
 
-def test_a_short_job_is_filled_with_defaults(small_job: str, write_job: Callable[..., Path]) -> None:
-    spec = load_job(write_job(small_job)).spec
+def test_a_short_job_is_filled_with_defaults(write_job: Callable[..., Path]) -> None:
+    spec = load_job(write_job(SMALL_JOB)).spec
     assert spec.trains
     assert spec.algorithm.samples_per_prompt == 8
     assert spec.rollout.engine.kind == "vllm"
@@ -29,28 +30,21 @@ def test_a_short_job_is_filled_with_defaults(small_job: str, write_job: Callable
     assert spec.data.validation is None
 
 
-def test_jobs_share_the_sections_that_neither_of_them_writes(small_job: str, write_job: Callable[..., Path]) -> None:
-    first, second = (load_job(write_job(small_job)).spec for _ in range(2))
+def test_jobs_share_the_sections_that_neither_of_them_writes(write_job: Callable[..., Path]) -> None:
+    first, second = (load_job(write_job(SMALL_JOB)).spec for _ in range(2))
     assert first.lifecycle is second.lifecycle
     assert first.transport is second.transport
     assert first.reward == second.reward
     assert first.reward is not second.reward
 
 
-def test_groups_of_one_need_one_sample(changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def test_groups_of_one_need_one_sample() -> None:
     job = parse_job(changed({"algorithm.samplesPerPrompt": 1, "algorithm.advantage": "reinforcePlusPlus"}))
     assert job.spec.reward.min_samples_per_group == 1
 
 
 def test_a_job_with_rewards_alone_is_valid_and_does_not_train() -> None:
-    job = parse_job(
-        {
-            "apiVersion": "plaudit.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": "scores"},
-            "spec": {"reward": {"scorers": [{"name": "gsm8k", "kind": "rule"}]}},
-        }
-    )
+    job = parse_job(job_document(reward={"scorers": [{"name": "gsm8k", "kind": "rule"}]}))
     assert not job.spec.trains
 
 
@@ -65,9 +59,7 @@ def test_a_job_can_be_built_in_python_by_its_python_names() -> None:
     assert job.spec.reward.min_samples_per_group == 1
 
 
-def test_validation_uses_the_length_of_training_by_default(
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-) -> None:
+def test_validation_uses_the_length_of_training_by_default() -> None:
     own = {"minP": 0.1, "repetitionPenalty": 1.2, "minTokens": 3}
     given = {"data.validation": {"path": "v.jsonl", "sampling": own}, "rollout.sampling": {"maxTokens": 7}}
     plan = RunPlan.from_job(parse_job(changed(given)))
@@ -126,9 +118,7 @@ def test_a_bad_job_is_a_refusal_like_any_other() -> None:
     assert issubclass(JobError, RefusedError)
 
 
-def test_paths_become_absolute_beside_the_job_file(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_paths_become_absolute_beside_the_job_file(write_job: Callable[..., Path], tmp_path: Path) -> None:
     fields = {
         "model.tokenizer": "../tokenizer",
         "data.validation": {"path": "/volume/test.jsonl"},
@@ -154,22 +144,20 @@ def test_paths_become_absolute_beside_the_job_file(
 
 
 def test_a_path_of_a_user_that_this_machine_lacks_is_beside_the_job_file(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path], tmp_path: Path
+    write_job: Callable[..., Path], tmp_path: Path
 ) -> None:
     spec = load_job(write_job(changed({"model.tokenizer": "~no-such-user/tokenizer"}))).spec
     assert spec.model.tokenizer == str(tmp_path / "~no-such-user/tokenizer")
 
 
-def test_a_command_whose_program_is_no_text_is_refused_by_name(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path]
-) -> None:
+def test_a_command_whose_program_is_no_text_is_refused_by_name(write_job: Callable[..., Path]) -> None:
     server = {"name": "box", "command": [{"./serve.sh": None}]}
     with pytest.raises(JobError, match=r"environments\[0\]\.command\[0\]: \{'./serve.sh': None\} is not text"):
         load_job(write_job(changed({"environments": [server]})))
 
 
 def test_a_source_is_a_hub_id_unless_it_looks_like_a_path_or_is_one(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path], tmp_path: Path
+    write_job: Callable[..., Path], tmp_path: Path
 ) -> None:
     (tmp_path / "beside").mkdir()
     for written, expected in (
@@ -181,20 +169,18 @@ def test_a_source_is_a_hub_id_unless_it_looks_like_a_path_or_is_one(
         assert load_job(write_job(changed({"model.source": written}))).spec.model.source == expected
 
 
-def test_paths_stay_as_written_for_kubernetes(small_job: str, write_job: Callable[..., Path]) -> None:
-    assert read_job(write_job(small_job)).spec.model.source == "./model"
+def test_paths_stay_as_written_for_kubernetes(write_job: Callable[..., Path]) -> None:
+    assert read_job(write_job(SMALL_JOB)).spec.model.source == "./model"
 
 
-def test_problems_found_later_get_the_lines_of_their_fields(small_job: str, write_job: Callable[..., Path]) -> None:
-    path = write_job(small_job)
+def test_problems_found_later_get_the_lines_of_their_fields(write_job: Callable[..., Path]) -> None:
+    path = write_job(SMALL_JOB)
     fields = ["spec.data.train.path", "spec.reward.scorers[0].python.path", "spec.storage.claimName", ""]
     located = locate([Problem(field, "", "") for field in fields], path)
     assert [problem.line for problem in located] == [8, 13, 5, None]
 
 
-def test_what_is_too_long_for_a_file_name_is_no_path(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path]
-) -> None:
+def test_what_is_too_long_for_a_file_name_is_no_path(write_job: Callable[..., Path]) -> None:
     program = "print('a server')\n" * 100
     fields = {
         "environments": [{"name": "box", "command": ["python", "-c", program]}],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from builders import job_document
 from harbor_tasks import write_sum_task
 from plaudit_job.load import load_job, parse_job
 from plaudit_job.problem import JobError
@@ -17,19 +18,15 @@ from plaudit_workers.data_files import RowError, checked_rows
 from plaudit_workers.launch.checks import check_files
 from plaudit_workers.launch.data_checks import check_data
 
-JOB: dict[str, Any] = {
-    "apiVersion": "plaudit.dev/v1alpha1",
-    "kind": "RLJob",
-    "metadata": {"name": "terminal"},
-    "spec": {
-        "model": {"source": "org/model"},
-        "data": {"train": {"tasks": "tasks"}},
-        "algorithm": {"steps": 1},
-        "rollout": {"agent": {"kind": "tools", "tools": [{"sandbox": "bash"}]}},
-        "reward": {"scorers": [{"name": "tests", "kind": "verifier"}]},
-        "trainer": {},
-    },
-}
+JOB: dict[str, Any] = job_document(
+    "terminal",
+    model={"source": "org/model"},
+    data={"train": {"tasks": "tasks"}},
+    algorithm={"steps": 1},
+    rollout={"agent": {"kind": "tools", "tools": [{"sandbox": "bash"}]}},
+    reward={"scorers": [{"name": "tests", "kind": "verifier"}]},
+    trainer={},
+)
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The JSON Schema and the reference page say what the models say."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import yaml
 
 from plaudit_job import reference
 from plaudit_job.reference import job_schema
+from small_job import changed
 
 MUTABLE = {
     "spec.suspend",
@@ -70,9 +71,7 @@ def test_no_field_may_be_null() -> None:
     assert "null" not in str(job_schema())
 
 
-def test_editors_accept_valid_jobs_and_refuse_others(
-    validator: jsonschema.Draft202012Validator, changed: Callable[[dict[str, Any]], dict[str, Any]]
-) -> None:
+def test_editors_accept_valid_jobs_and_refuse_others(validator: jsonschema.Draft202012Validator) -> None:
     assert validator.is_valid(changed({}))
     assert validator.is_valid(changed({"trainer.pod": {"resources": {"limits": {"cpu": 2, "memory": "4Gi"}}}}))
     for bad in (

@@ -11,8 +11,7 @@ import pytest
 from plaudit_job.checks import kubernetes_problems, without_effect
 from plaudit_job.load import parse_job, read_job
 from plaudit_workers.launch.code_checks import ignored, unsupported
-
-Change = Callable[[dict[str, Any]], dict[str, Any]]
+from small_job import SMALL_JOB, changed
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
         ),
     ],
 )
-def test_unimplemented_features_are_refused(changed: Change, fields: dict[str, Any], words: str) -> None:
+def test_unimplemented_features_are_refused(fields: dict[str, Any], words: str) -> None:
     (problem,) = unsupported(parse_job(changed(fields)))
     assert str(problem).startswith(words)
 
@@ -35,7 +34,7 @@ def test_unimplemented_features_are_refused(changed: Change, fields: dict[str, A
     ("correction", "mini_batches", "noted"),
     [("tis", 1, True), ("decoupled", 1, True), ("none", 1, False), ("tis", 2, False)],
 )
-def test_a_clip_that_never_acts_is_noted(changed: Change, correction: str, mini_batches: int, noted: bool) -> None:
+def test_a_clip_that_never_acts_is_noted(correction: str, mini_batches: int, noted: bool) -> None:
     loss, fields = {"correction": correction}, {"algorithm.miniBatchesPerStep": mini_batches}
     notes = without_effect(parse_job(changed(fields | {"algorithm.loss": loss | {"clipHigh": 0.28}})))
     assert [note.field for note in notes] == ["spec.algorithm.loss.correction"] * noted
@@ -62,22 +61,18 @@ def test_a_clip_that_never_acts_is_noted(changed: Change, correction: str, mini_
         ("optimizer", {"minRateShare": 0.1, "schedule": "linear"}, ""),
     ],
 )
-def test_a_setting_that_another_one_switches_off_is_noted(
-    changed: Change, section: str, settings: dict[str, Any], noted: str
-) -> None:
+def test_a_setting_that_another_one_switches_off_is_noted(section: str, settings: dict[str, Any], noted: str) -> None:
     notes = without_effect(parse_job(changed({f"algorithm.{section}": settings, "algorithm.miniBatchesPerStep": 2})))
     assert len(notes) == bool(noted)
     assert f"spec.algorithm.{noted}" in "".join(map(str, notes)) or not noted
 
 
-def test_a_job_that_only_scores_is_run(changed: Change) -> None:
+def test_a_job_that_only_scores_is_run() -> None:
     only_scores = {"rollout": None, "trainer": None, "model": None, "data": None, "algorithm": None}
     assert list(unsupported(parse_job(changed(only_scores)))) == []
 
 
-def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(
-    changed: Change, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     job = parse_job(changed({"trainer.sinks": ["tensorboard", "wandb"]}))
     assert list(unsupported(job)) == []
@@ -87,9 +82,7 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "WANDB_MODE", "NETRC"])
-def test_wandb_without_a_key_is_a_problem(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+def test_wandb_without_a_key_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(__spec__=SimpleNamespace()))
     for variable in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(variable, raising=False)
@@ -103,9 +96,7 @@ def test_wandb_without_a_key_is_a_problem(
     assert list(unsupported(job)) == []
 
 
-def test_mlflow_without_a_server_is_a_problem(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_without_a_server_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(__spec__=SimpleNamespace()))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     job = parse_job(changed({"trainer.sinks": ["mlflow"]}))
@@ -115,13 +106,13 @@ def test_mlflow_without_a_server_is_a_problem(
     assert list(unsupported(job)) == []
 
 
-def test_a_usual_job_is_accepted_without_ignored_fields(small_job: str, changed: Change) -> None:
+def test_a_usual_job_is_accepted_without_ignored_fields() -> None:
     job = parse_job(changed({"trainer.sinks": ["tensorboard"], "rollout.agent": {"kind": "singleTurn"}}))
     assert list(unsupported(job)) == []
     assert ignored(job) == []
 
 
-def test_fields_of_kubernetes_are_named_as_ignored(changed: Change) -> None:
+def test_fields_of_kubernetes_are_named_as_ignored() -> None:
     fields = {
         "reward.workers": {"autoscaling": {}, "pod": {"image": "i"}},
         "reward.networkPolicy": {"egress": [{"cidr": "10.0.0.0/8"}]},
@@ -147,10 +138,8 @@ def test_fields_of_kubernetes_are_named_as_ignored(changed: Change) -> None:
     ]
 
 
-def test_relative_paths_and_a_missing_claim_cannot_work_on_kubernetes(
-    small_job: str, write_job: Callable[..., Path]
-) -> None:
-    fields = [problem.field for problem in kubernetes_problems(read_job(write_job(small_job)))]
+def test_relative_paths_and_a_missing_claim_cannot_work_on_kubernetes(write_job: Callable[..., Path]) -> None:
+    fields = [problem.field for problem in kubernetes_problems(read_job(write_job(SMALL_JOB)))]
     assert fields == [
         "spec.model.source",
         "spec.data.train.path",
@@ -160,9 +149,7 @@ def test_relative_paths_and_a_missing_claim_cannot_work_on_kubernetes(
 
 
 @pytest.mark.parametrize("items", [[], [{"key": "r", "path": "reward.py"}]])
-def test_files_from_a_config_map_and_paths_on_the_volume_work_on_kubernetes(
-    changed: Change, items: list[dict[str, str]]
-) -> None:
+def test_files_from_a_config_map_and_paths_on_the_volume_work_on_kubernetes(items: list[dict[str, str]]) -> None:
     fields = {
         "model.source": "Qwen/Qwen2.5-0.5B",
         "data.train.path": "/plaudit/data/train.parquet",
@@ -172,7 +159,7 @@ def test_files_from_a_config_map_and_paths_on_the_volume_work_on_kubernetes(
     assert kubernetes_problems(parse_job(changed(fields))) == []
 
 
-def test_data_cannot_come_from_a_config_map(changed: Change) -> None:
+def test_data_cannot_come_from_a_config_map() -> None:
     fields = {
         "model.source": "/models/m",
         "files": {"configMap": "rewards", "items": []},
@@ -182,9 +169,7 @@ def test_data_cannot_come_from_a_config_map(changed: Change) -> None:
     assert problem.field == "spec.data.train.path"
 
 
-def test_a_mistyped_parser_or_argument_of_the_engine_is_found(
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-) -> None:
+def test_a_mistyped_parser_or_argument_of_the_engine_is_found() -> None:
     agent = {"kind": "tools", "tools": [{"path": "tools.py", "function": "f"}]}
     assert list(unsupported(parse_job(changed({"rollout.agent": agent})))) == []
     (problem,) = unsupported(parse_job(changed({"rollout.agent": {**agent, "toolParser": "hermess"}})))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harbor_tasks import write_files
 from plaudit_job.tasks import TaskError, expand, read_task, read_tasks
 
 EVERY_FIELD = """
@@ -46,11 +47,7 @@ TOKEN = "${TOKEN}"
 
 def write_task(folder: Path, config: str = "", **files: str) -> Path:
     written = {"instruction.md": "Fix it.\n", "task.toml": config, "tests/test.sh": "exit 0", **files}
-    for name, content in written.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return folder
+    return write_files(folder, written)
 
 
 def test_every_field_of_a_task_is_read(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from plaudit_job.load import parse_job
-from plaudit_job.problem import Problem
 from plaudit_workers.cli import main
 from plaudit_workers.launch import code_checks
 from plaudit_workers.launch.code_checks import lacking_gpus, lacking_packages
+from small_job import changed, problems_of
 
 REWARDS = """
 import nowhere_to_be_found
@@ -60,11 +60,7 @@ def test_fields_rules_files_imports_and_arguments_are_one_list(
 
 @pytest.mark.parametrize("field", ["reward.scorers.0.kind", "rewards"])
 def test_a_broken_scorer_causes_no_problem_of_the_data(
-    write_job: Callable[..., Path],
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    field: str,
+    write_job: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str
 ) -> None:
     """What stands in for the scorer is a rule, and the rows have none."""
     row = {"data_source": "mine", "prompt": "b", "reward_model": {"ground_truth": "c"}}
@@ -91,19 +87,14 @@ def test_a_reward_file_whose_import_does_not_end_is_noted(
 
 
 def test_a_feature_that_plaudit_run_lacks_is_a_problem(
-    write_job: Callable[..., Path],
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
+    write_job: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = lines_of(write_job(changed({"rollout.sampling": {"topP": 0.9}})), capsys)
     assert any("topP 0.9, topK -1 cut the distribution" in line for line in found)
 
 
 def test_columns_that_a_trl_function_requires_are_compared_with_the_data(
-    write_job: Callable[..., Path],
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    write_job: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"data_source": "a", "prompt": "b", "reward_model": {"ground_truth": "c"}}
     rows = [{**row, "extra_info": {"level": 1, "unit": "m"}}, {**row, "extra_info": '{"unit": "m"}'}]
@@ -128,7 +119,6 @@ def test_columns_that_a_trl_function_requires_are_compared_with_the_data(
 )
 def test_a_function_that_requires_environments_needs_an_agent_that_plays_in_them(
     write_job: Callable[..., Path],
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     agent: dict[str, Any],
@@ -155,7 +145,6 @@ def test_a_function_that_requires_environments_needs_an_agent_that_plays_in_them
 )
 def test_servers_that_only_a_cluster_reaches_leave_a_job_valid(
     write_job: Callable[..., Path],
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -185,19 +174,12 @@ def test_servers_that_only_a_cluster_reaches_leave_a_job_valid(
         ({"reward.judge": {}}, "Did you mean spec.reward.scorers[].judge? Fields here: "),
     ],
 )
-def test_a_field_in_the_wrong_section_is_shown_its_section(
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    problems_of: Callable[[dict[str, Any]], list[Problem]],
-    fields: dict[str, Any],
-    suggestion: str,
-) -> None:
+def test_a_field_in_the_wrong_section_is_shown_its_section(fields: dict[str, Any], suggestion: str) -> None:
     (problem,) = problems_of(changed(fields))
     assert problem.remedy.startswith(suggestion)
 
 
-def test_a_reward_model_s_name_names_pods(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], problems_of: Callable[[dict[str, Any]], list[Problem]]
-) -> None:
+def test_a_reward_model_s_name_names_pods() -> None:
     model = {"name": "my_model", "kind": "model", "model": {"source": "./m"}}
     (problem,) = problems_of(changed({"reward.scorers": [model]}))
     assert (problem.field, problem.remedy) == ("spec.reward.scorers[0].name", "Use '-': my-model")
@@ -229,12 +211,7 @@ def ends(tokens, anchor, settings):
     ],
 )
 def test_a_loss_of_the_user_s_is_computed_once(
-    write_job: Callable[..., Path],
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    function: str,
-    words: str,
+    write_job: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], function: str, words: str
 ) -> None:
     (tmp_path / "losses.py").write_text(LOSSES)
     path = write_job(changed({"algorithm.loss": {"kind": "python", "path": "losses.py", "function": function}}))
@@ -261,10 +238,7 @@ def test_a_loss_of_the_user_s_is_computed_once(
     ids=["two", "one", "without a model", "on CPUs", "a group"],
 )
 def test_engines_of_more_gpus_than_the_machine_has_are_named(
-    changed: Callable[[dict[str, Any]], dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    rollout: dict[str, Any],
-    expected: str,
+    monkeypatch: pytest.MonkeyPatch, rollout: dict[str, Any], expected: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = "".join(map(str, lacking_gpus(parse_job(changed({"rollout": rollout})))))
@@ -272,9 +246,7 @@ def test_engines_of_more_gpus_than_the_machine_has_are_named(
     assert bool(found) == bool(expected)
 
 
-def test_packages_that_a_run_would_lack_are_named(
-    changed: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_that_a_run_would_lack_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     job = parse_job(changed({"rollout.engine.kind": "vllm"}))
     assert list(lacking_packages(job)) == []
     monkeypatch.setattr(code_checks, "find_spec", lambda package: None)

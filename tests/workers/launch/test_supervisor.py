@@ -17,6 +17,7 @@ from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role
 from plaudit_workers.launch.supervisor import LocalProcesses, Processes, Supervisor
 from plaudit_workers.launch.transport import RedisAccess
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, ProcessEnding
+from waiting import runs
 
 HERE = str(Path(__file__).parent)
 
@@ -112,9 +113,7 @@ async def test_a_stop_lets_the_trainer_finish(place: Callable[[], Processes], tm
         await supervisor.stop()
 
 
-async def test_an_immediate_stop_waits_for_no_process(
-    place: Callable[[], Processes], tmp_path: Path, runs: Callable[[int], bool]
-) -> None:
+async def test_an_immediate_stop_waits_for_no_process(place: Callable[[], Processes], tmp_path: Path) -> None:
     supervisor = Supervisor(
         {"reward": [plan(tmp_path, "reward", "lasts")]}, place(), max_restarts=0, steps_closed=lambda: 0
     )
@@ -128,7 +127,7 @@ async def test_an_immediate_stop_waits_for_no_process(
     assert not (tmp_path / "lasts.stopped").exists()
 
 
-async def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path, runs: Callable[[int], bool]) -> None:
+async def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     code = f"""
 import asyncio
 from pathlib import Path
@@ -149,7 +148,7 @@ asyncio.run(supervise(LocalProcesses, Path({str(tmp_path)!r}), reward="lasts", t
 
 
 async def test_all_roles_start_anew_when_their_template_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Callable[[int], bool]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", HERE)
     plans = {role: [plan(tmp_path, role, "lasts")] for role in ("metrics", "reward")}

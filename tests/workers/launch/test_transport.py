@@ -6,19 +6,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from builders import job_document
 from plaudit_job.load import parse_job
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.transport import run_redis
 from plaudit_workers.stream.transport import Transport
 
-JOB = parse_job(
-    {
-        "apiVersion": "plaudit.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "j"},
-        "spec": {"reward": {"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}]}},
-    }
-)
+JOB = parse_job(job_document(reward={"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}]}))
 
 
 async def test_each_role_reads_its_password_from_a_private_file_and_may_do_no_more_than_its_work(

@@ -7,15 +7,18 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import episodes
+from builders import job_document, make_prompt
 from plaudit_job.spec.rljob import RLJob
-from plaudit_wire.messages import Announcement, PolicyVersion, Prompt, Sampling
+from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.redis import RedisAddress
-from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.rollout.agents.agent import Agent, SingleTurn
+from plaudit_workers.rollout.agents.session import ChatFormats
 from plaudit_workers.rollout.engine import Engine
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
@@ -70,20 +73,12 @@ class Run:
     async def admit(self, group: str, n: int = 2, **changes: object) -> Prompt:
         """Admits one prompt."""
         about: dict[str, object] = {
-            "group": group,
-            "position": 0,
-            "split": "train",
-            "step": 1,
-            "n": n,
             "min_version": PolicyVersion(self.trainer.incarnation, 0),
-            "seed": 7,
-            "sampling": Sampling(max_tokens=8),
-            "data_source": "copy",
             "prompt": "0123",
             "prompt_ids": np.asarray(PROMPT_IDS, "<i4").tobytes(),
             "ground_truth": "0123",
         }
-        prompt = Prompt(**{**about, **changes})  # type: ignore[arg-type]
+        prompt = make_prompt(group, n, **{**about, **changes})
         await self.trainer.admit(prompt)
         return prompt
 
@@ -101,6 +96,17 @@ class Run:
 
 
 @pytest.fixture
+def play(tokenizer: Any) -> Callable[..., Any]:
+    """Runs one sample with a scripted policy; returns the prompt's ids and the published body."""
+    return lambda agent, *turns, **changes: episodes.play(agent, tokenizer, *turns, **changes)
+
+
+@pytest.fixture(scope="module")
+def chat_formats(tokenizer: Any) -> ChatFormats:
+    return ChatFormats(tokenizer, {}, "hermes")
+
+
+@pytest.fixture
 def make_training_job() -> Callable[..., RLJob]:
     """A job that trains; the arguments replace its sections."""
 
@@ -113,29 +119,9 @@ def make_training_job() -> Callable[..., RLJob]:
             "reward": {"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}]},
             "trainer": {},
         }
-        document = {
-            "apiVersion": "plaudit.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": "job"},
-            "spec": spec | sections,
-        }
-        return RLJob.model_validate(document)
+        return RLJob.model_validate(job_document(**(spec | sections)))
 
     return make
-
-
-@pytest.fixture
-def address(redis_server: RedisServer) -> RedisAddress:
-    return RedisAddress(redis_server.url, redis_server.password)
-
-
-@pytest.fixture
-async def transport(address: RedisAddress, run_name: str) -> AsyncIterator[Transport]:
-    transport = await Transport.open(address, run_name)
-    yield transport
-    async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
-        await transport.commands.unlink(key)
-    await transport.close()
 
 
 @pytest.fixture

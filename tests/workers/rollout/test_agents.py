@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import uvloop
 
+from builders import make_prompt
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
+from plaudit_wire.messages import Prompt
 from plaudit_workers.agents.messages import AgentClass, FinishedSample, Trajectory
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.rollout.agents.agent import AgentError, CustomAgent
@@ -116,19 +117,8 @@ class Blocks(Base):
 
 
 def prompt_of(position: int) -> Prompt:
-    return Prompt(
-        group="t",
-        position=position,
-        split="train",
-        step=1,
-        n=1,
-        min_version=PolicyVersion(1, 0),
-        seed=0,
-        sampling=Sampling(max_tokens=8),
-        data_source="copy",
-        prompt="",
-        prompt_ids=np.asarray([1], "<i4").tobytes(),
-    )
+    ids = np.asarray([1], "<i4").tobytes()
+    return make_prompt("t", 1, position=position, seed=0, prompt="", prompt_ids=ids)
 
 
 async def never(ids, max_tokens=None):

@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from chat_tokenizer import chat_tokenizer
+from builders import make_prompt
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
 from plaudit_wire.records import AgentReward
 from plaudit_workers.agents.messages import FinishedSample, Program
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.rollout.agents.endpoint import EndpointAgent, EndpointServer
-from plaudit_workers.rollout.agents.session import ChatFormats, EndpointSession, RequestError, parse_request
+from plaudit_workers.rollout.agents.session import EndpointSession, RequestError, parse_request
 from plaudit_workers.rollout.engine import EngineFailedError, RequestRefusedError
 from plaudit_workers.rollout.prompt_work import SampleRun, sample_body
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
-from plaudit_workers.rollout.vllm_arguments import prepare_environment
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch warn when they are imported
@@ -187,17 +186,6 @@ CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "a"}}\n</tool_call
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    prepare_environment("")  # as a rollout does before it imports vLLM
-    return chat_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def chat_formats(tokenizer):
-    return ChatFormats(tokenizer, {}, "hermes")
-
-
-@pytest.fixture(scope="module")
 def program_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("program") / "my_program.py"
     path.write_text(PROGRAM)
@@ -246,16 +234,9 @@ def hold(shared, server, chat_formats, tokenizer):
 
 
 def prompt_of(max_tokens: int = 4000, function: str = "") -> Prompt:
-    return Prompt(
-        group="t-0-1.0",
-        position=0,
-        split="train",
-        step=1,
+    return make_prompt(
         n=1,
-        min_version=PolicyVersion(1, 0),
-        seed=7,
         sampling=Sampling(max_tokens=max_tokens),
-        data_source="copy",
         prompt="",
         prompt_ids=b"",
         ground_truth="It is a.",

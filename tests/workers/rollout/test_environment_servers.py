@@ -9,22 +9,14 @@ import pytest_asyncio
 from aiohttp import web
 
 import episodes
-from chat_tokenizer import chat_tokenizer
 from episodes import call, served
 from plaudit_job.load import load_job
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import AgentReward
 from plaudit_workers.agents.messages import EnvironmentServer
 from plaudit_workers.agents.processes import AgentProcesses, sources_of
-from plaudit_workers.rollout.vllm_arguments import prepare_environment
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM and torch warn when they are imported
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    prepare_environment("")  # as a rollout does before it imports vLLM
-    return chat_tokenizer()
 
 
 @pytest_asyncio.fixture
@@ -39,12 +31,6 @@ async def open_agent(tokenizer):
     yield open_agent
     for processes in opened:
         await processes.close()
-
-
-@pytest.fixture
-def play(tokenizer):
-    """Runs one sample with a scripted policy; returns the prompt's ids and the published body."""
-    return lambda agent, *turns, **changes: episodes.play(agent, tokenizer, *turns, **changes)
 
 
 class OpenEnv:

@@ -11,13 +11,11 @@ import pytest
 import pytest_asyncio
 
 import episodes
-from chat_tokenizer import chat_tokenizer
 from episodes import call
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.records import AgentReward
 from plaudit_workers.agents.messages import EnvironmentClass
 from plaudit_workers.agents.processes import AgentProcesses
-from plaudit_workers.rollout.vllm_arguments import prepare_environment
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch warn when they are imported
@@ -200,12 +198,6 @@ class Loop:
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    prepare_environment("")  # as a rollout does before it imports vLLM
-    return chat_tokenizer()
-
-
-@pytest.fixture(scope="module")
 def model_folder(tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     tokenizer.save_pretrained(folder)
@@ -233,12 +225,6 @@ async def open_agent(tokenizer, class_file, model_folder):
     yield open_agent
     for processes in opened.values():
         await processes.close()
-
-
-@pytest.fixture
-def play(tokenizer):
-    """Runs one sample with a scripted policy; returns the prompt's ids and the published body."""
-    return lambda agent, *turns, **changes: episodes.play(agent, tokenizer, *turns, **changes)
 
 
 def ids_of(data: bytes) -> list[int]:

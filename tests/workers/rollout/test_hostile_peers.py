@@ -17,18 +17,17 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from chat_tokenizer import chat_tokenizer
+from builders import make_prompt
 from episodes import served
 from plaudit_metrics.service import http_server
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
+from plaudit_wire.messages import Sampling
 from plaudit_workers.agents.messages import FinishedSample, McpServer
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.rollout.agents.endpoint import EndpointServer
 from plaudit_workers.rollout.agents.session import ChatFormats, EndpointSession
 from plaudit_workers.rollout.agents.tool_calls import ParsedCall
 from plaudit_workers.rollout.agents.tools import CallEnd, ToolProcess
-from plaudit_workers.rollout.vllm_arguments import prepare_environment
 from waiting import until
 
 pytestmark = [
@@ -231,27 +230,8 @@ async def test_a_server_over_http_that_sends_no_message_leaves_no_traceback_in_t
     assert not [record for record in caplog.records if "Traceback" in str(vars(record))]
 
 
-@pytest.fixture(scope="module")
-def chat_formats() -> ChatFormats:
-    prepare_environment("")  # as a rollout does before it imports vLLM
-    return ChatFormats(chat_tokenizer(), {}, "hermes")
-
-
 def session_of(chat_formats: ChatFormats, generate: Any) -> EndpointSession:
-    prompt = Prompt(
-        group="t-0-1.0",
-        position=0,
-        split="train",
-        step=1,
-        n=1,
-        min_version=PolicyVersion(1, 0),
-        seed=7,
-        sampling=Sampling(max_tokens=4000),
-        data_source="",
-        prompt="",
-        prompt_ids=b"",
-        ground_truth="",
-    )
+    prompt = make_prompt(n=1, sampling=Sampling(max_tokens=4000), prompt="", prompt_ids=b"", ground_truth="")
     return EndpointSession(prompt, generate, chat_formats, 100)
 
 

@@ -13,7 +13,6 @@ import pytest_asyncio
 from aiohttp import web
 
 import episodes
-from chat_tokenizer import chat_tokenizer
 from episodes import served
 from plaudit_job.load import load_job
 from plaudit_job.problem import JobError
@@ -24,7 +23,6 @@ from plaudit_workers.agents.open_reward import write_tasks
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.data_files import checked_rows
 from plaudit_workers.launch.data_checks import check_data
-from plaudit_workers.rollout.vllm_arguments import prepare_environment
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM and torch warn when they are imported
 
@@ -126,12 +124,6 @@ def answer(arguments: dict) -> dict:
     image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
     blocks = [{"type": "text", "text": f" got {number} "}, image]
     return {"ok": True, "output": {"blocks": blocks, "reward": number, "finished": number == 3}}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    prepare_environment("")  # as a rollout does before it imports vLLM
-    return chat_tokenizer()
 
 
 @pytest_asyncio.fixture

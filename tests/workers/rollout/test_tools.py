@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from chat_tokenizer import chat_tokenizer
 from episodes import call
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Sampling
@@ -21,7 +20,6 @@ from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.rollout.agents.tool_calls import ParsedCall, ToolCallParser
 from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits, ToolProcess
 from plaudit_workers.rollout.scripted import Constant, Script, ScriptedEngine
-from plaudit_workers.rollout.vllm_arguments import prepare_environment
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.tokenizer import ChatTemplate
 from waiting import until
@@ -113,12 +111,6 @@ def secret(key: str) -> str:
 def undescribed(key): return key
 '''
 NAMES = ("look_up", "slowly", "rewarded", "raises", "hangs", "crashes", "floods", "secret")
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    prepare_environment("")  # as a rollout does before it imports vLLM
-    return chat_tokenizer()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

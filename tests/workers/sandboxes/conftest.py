@@ -20,7 +20,6 @@ from plaudit_reward.served_machines import ServedProvider
 from plaudit_reward.verifier import Keep
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.redis import RedisAddress
-from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.sandboxes.broker import Broker
 from plaudit_workers.sandboxes.places import Places
 from plaudit_workers.sandboxes.series import BrokerSeries
@@ -73,21 +72,12 @@ class World:
 
 
 @pytest.fixture
-def address(redis_server: RedisServer) -> RedisAddress:
-    return RedisAddress(redis_server.url, redis_server.password)
-
-
-@pytest.fixture
-async def world(address: RedisAddress, run_name: str, tmp_path: Path) -> AsyncIterator[World]:
-    transport = await Transport.open(address, run_name)
+async def world(transport: Transport, tmp_path: Path) -> AsyncIterator[World]:
     world = World(transport, tmp_path)
     await world.trainer.take_over()
     yield world
     for provider in world.providers:
         await provider.close()
-    async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
-        await transport.commands.unlink(key)
-    await transport.close()
 
 
 Brokers = Callable[..., AbstractAsyncContextManager[Broker]]

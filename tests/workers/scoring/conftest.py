@@ -15,7 +15,6 @@ from plaudit_job.spec.rewards import RewardSpec
 from plaudit_wire.messages import Prompt, Sampling
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.job_start import has_group_scorers
-from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.service.build import build_pipeline
 from plaudit_workers.service.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.calls import StreamLimits
@@ -25,15 +24,6 @@ from plaudit_workers.stream.trainer import TrainerStreams
 from plaudit_workers.stream.transport import Transport
 
 RunWorker = Callable[..., AbstractAsyncContextManager[ScoringWorker]]
-
-
-@pytest.fixture
-async def transport(redis_server: RedisServer, run_name: str) -> AsyncIterator[Transport]:
-    transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
-    yield transport
-    async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
-        await transport.commands.unlink(key)
-    await transport.close()
 
 
 class Feed:
@@ -111,12 +101,12 @@ def make_reward(tmp_path: Path) -> Callable[..., RewardSpec]:
 
 
 @pytest.fixture
-def run_worker(redis_server: RedisServer, run_name: str) -> RunWorker:
+def run_worker(address: RedisAddress, run_name: str) -> RunWorker:
     """A reward worker of this run, running until the context ends; it then drains."""
 
     @asynccontextmanager
     async def run(reward: RewardSpec, name: str = "reward-0", **options: Any) -> AsyncIterator[ScoringWorker]:
-        transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
+        transport = await Transport.open(address, run_name)
         pipeline = await build_pipeline(reward, name)
         given = {"consumer": ConsumerOptions(block_s=0.05), **options}
         worker = ScoringWorker(name, transport, pipeline, ScoringOptions(**given))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+import faulty_server as faults
 from faulty_server import Reply
 from plaudit_metrics.sources.snapshot import take_snapshot
 from plaudit_reward.pipeline import Pipeline
@@ -24,7 +24,7 @@ Start = Callable[..., AbstractAsyncContextManager[Pipeline]]
 
 
 @pytest.fixture
-async def server(faults: ModuleType) -> AsyncIterator[Any]:
+async def server() -> AsyncIterator[Any]:
     async with faults.FaultyServer("/rm") as server:
         server.reply = lambda request, number: Reply(body={"score": float(number)})
         yield server

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+import faulty_server as faults
 from faulty_server import Reply
 from plaudit_metrics.sources.snapshot import take_snapshot
 from plaudit_wire.names import Names
@@ -20,7 +20,7 @@ from plaudit_workers.stream.transport import Transport
 
 
 @pytest.fixture
-async def server(faults: ModuleType) -> AsyncIterator[Any]:
+async def server() -> AsyncIterator[Any]:
     async with faults.FaultyServer("/rm") as server:
         server.reply = lambda request, number: Reply(body={"score": 0.5})
         yield server

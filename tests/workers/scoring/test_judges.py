@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
 
+import faulty_server as faults
 from faulty_server import Reply
 from plaudit_metrics.sources.snapshot import take_snapshot
 from plaudit_wire.errors import RefusedError
@@ -30,7 +30,7 @@ SAMPLE = Sample("t-0-1.0", 0, "d", "2 + 2?", "4")
 
 
 @pytest.fixture
-async def server(faults: ModuleType) -> AsyncIterator[Any]:
+async def server() -> AsyncIterator[Any]:
     async with faults.FaultyServer() as server:
         yield server
 
@@ -163,7 +163,7 @@ async def test_a_template_that_cannot_work_refuses_the_job(make_reward: Make, ju
 
 
 async def test_a_ranking_judge_sees_a_group_in_one_call(
-    make_reward: Make, judge: Make, server: Any, faults: Any, make_feed: Make, run_worker: Make
+    make_reward: Make, judge: Make, server: Any, make_feed: Make, run_worker: Make
 ) -> None:
     server.reply = lambda request, number: faults.Reply(body=faults.completion('{"ranks": [1, 3, 2]}'))
     scorer = judge("rank.j2", scope="group", parse={"jsonPath": "$.ranks"})

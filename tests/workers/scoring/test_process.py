@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from plaudit_workers.launch.redis import RedisServer, free_port
-from waiting import until
+from waiting import runs, until
 
 Make = Callable[..., Any]
 
@@ -128,9 +128,7 @@ async def test_sigterm_ends_it_gracefully_and_it_answers_probes(start_process: M
 
 
 @pytest.mark.long
-async def test_children_die_with_a_killed_worker_even_when_they_hang(
-    start_process: Make, tmp_path: Path, runs: Callable[[int], bool]
-) -> None:
+async def test_children_die_with_a_killed_worker_even_when_they_hang(start_process: Make, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     source = f"""
     import os, threading, time

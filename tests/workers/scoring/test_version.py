@@ -5,18 +5,14 @@ from typing import Any
 
 import yaml
 
+from builders import job_document
 from plaudit_job.load import load_job
 from plaudit_workers.service.build import scoring_version
 
 
 def version(folder: Path, **reward: Any) -> str:
     scorers = [{"name": "mine", "kind": "python", "python": {"path": "reward.py"}}]
-    job = {
-        "apiVersion": "plaudit.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "scores"},
-        "spec": {"reward": {"scorers": scorers, **reward}},
-    }
+    job = job_document("scores", reward={"scorers": scorers, **reward})
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     return scoring_version(load_job(folder / "job.yaml"))
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from builders import make_body, make_prompt
-from plaudit_wire.messages import GroupDelivery, Prompt, SampleBody
-from plaudit_wire.records import Sample, ScoringRecord
-from plaudit_wire.redis import RedisAddress
-from plaudit_workers.launch.redis import RedisServer
+from builders import make_body, make_prompt, scored
+from plaudit_wire.messages import GroupDelivery, Prompt
+from plaudit_wire.records import Sample
 from plaudit_workers.stream.calls import Admission, Delivery, Publication, StreamLimits
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions, commit, publish
 from plaudit_workers.stream.trainer import TrainerStreams
@@ -22,44 +19,16 @@ NO_WAITING: dict[str, Any] = {"block_s": 0.0, "reclaim_every_s": 0.0}
 
 
 @pytest.fixture
-def address(redis_server: RedisServer) -> RedisAddress:
-    return RedisAddress(redis_server.url, redis_server.password)
-
-
-@pytest.fixture
-async def transport(address: RedisAddress, run_name: str) -> AsyncIterator[Transport]:
-    transport = await Transport.open(address, run_name)
-    yield transport
-    async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
-        await transport.commands.unlink(key)
-    await transport.close()
-
-
-@pytest.fixture
 def quick() -> ConsumerOptions:
     """Leases as ever, but nothing waits for work that is not there."""
     return ConsumerOptions(**NO_WAITING)
 
 
-class Makers:
-    """Prompts, bodies and scores with what a test does not care about filled in."""
-
-    def prompt(self, group: str = "t-0-1.0", n: int = 2, **changes: Any) -> Prompt:
-        return make_prompt(group, n, **changes)
-
-    def body(self, prompt: Prompt, index: int, tokens: tuple[int, ...] = (1, 2, 3), text: str = "12") -> SampleBody:
-        return make_body(prompt, index, text, tokens)
-
-    def score(self, value: float) -> ScoringRecord:
-        return ScoringRecord("scored", value, worker="reward-0")
-
-
 class Run:
     """One run with a trainer, a rollout and a reward worker, as plain calls."""
 
-    def __init__(self, transport: Transport, options: ConsumerOptions, make: Makers) -> None:
+    def __init__(self, transport: Transport, options: ConsumerOptions) -> None:
         self.transport = transport
-        self.make = make
         self.trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
         self.prompts: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-0", options)
         self.samples: Consumer[Sample] = Consumer(transport, "samples", "reward-0", options)
@@ -73,7 +42,7 @@ class Run:
 
     async def admitted(self, **about: Any) -> Delivery[Prompt]:
         """A group, its prompt taken by the rollout."""
-        assert await self.trainer.admit(self.make.prompt(**about)) is Admission.admitted
+        assert await self.trainer.admit(make_prompt(**about)) is Admission.admitted
         [delivery] = await self.prompts.take(1)
         return delivery
 
@@ -81,7 +50,7 @@ class Run:
         """A group, all its samples published and taken by the reward worker."""
         prompt = await self.admitted(**about)
         for index in range(prompt.payload.n):
-            assert await publish(self.transport, prompt, index, self.make.body(prompt.payload, index)) is PUBLISHED
+            assert await publish(self.transport, prompt, index, make_body(prompt.payload, index)) is PUBLISHED
         self.prompts.finished(prompt)
         return await self.samples.take(100)
 
@@ -89,7 +58,7 @@ class Run:
         """A group whose samples are all scored; its id."""
         deliveries = await self.published(**about)
         for delivery in deliveries:
-            await commit(self.transport, delivery, self.make.score(1.0))
+            await commit(self.transport, delivery, scored(1.0))
             self.samples.finished(delivery)
         return deliveries[0].group
 
@@ -99,10 +68,5 @@ class Run:
 
 
 @pytest.fixture
-def make() -> Makers:
-    return Makers()
-
-
-@pytest.fixture
-async def run(transport: Transport, quick: ConsumerOptions, make: Makers) -> Run:
-    return await Run(transport, quick, make).start()
+async def run(transport: Transport, quick: ConsumerOptions) -> Run:
+    return await Run(transport, quick).start()

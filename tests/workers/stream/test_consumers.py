@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from builders import make_body, make_prompt, scored
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.commands.runs import DeadLetters
 from plaudit_workers.launch.redis import RedisServer
@@ -82,9 +83,9 @@ async def test_a_worker_that_leaves_hands_everything_back_and_is_forgotten(run: 
     assert {first.deliveries, second.deliveries} == {2}
 
 
-async def test_an_entry_that_three_workers_were_lost_with_is_buried(run: Any, make: Any, transport: Transport) -> None:
+async def test_an_entry_that_three_workers_were_lost_with_is_buried(run: Any, transport: Transport) -> None:
     [_, innocent] = await run.published(n=2)
-    await commit(transport, innocent, make.score(1.0))
+    await commit(transport, innocent, scored(1.0))
     [again] = await run.another(run.samples, "reward-1").reclaim(8, lease_s=0.0)
     assert again.deliveries == 2
     third = run.another(run.samples, "reward-2")
@@ -116,7 +117,7 @@ async def test_suspects_are_worked_on_without_other_entries(run: Any) -> None:
     again = await worker.take(8)
     assert [delivery.deliveries for delivery in again] == [3, 3, 3]  # not ended by a transition: they come again
     for suspect in again:
-        await commit(run.transport, suspect, run.make.score(1.0))
+        await commit(run.transport, suspect, scored(1.0))
         worker.finished(suspect)
     assert [delivery.group for delivery in await worker.take(8)] == ["t-1-1.0"]
 
@@ -134,7 +135,7 @@ async def test_repeated_mass_kills_bury_only_the_entry_that_caused_them(run: Any
             losses += 1  # it dies with all of them
             continue
         for delivery in taken:
-            await commit(run.transport, delivery, run.make.score(1.0))
+            await commit(run.transport, delivery, scored(1.0))
             worker.finished(delivery)
             scored += 1
         if not taken:
@@ -147,12 +148,12 @@ async def test_repeated_mass_kills_bury_only_the_entry_that_caused_them(run: Any
 
 async def publish_one(run: Any, group: str) -> None:
     prompt = await run.admitted(group=group, n=1)
-    await publish(run.transport, prompt, 0, run.make.body(prompt.payload, 0))
+    await publish(run.transport, prompt, 0, make_body(prompt.payload, 0))
 
 
-async def test_a_poisoned_prompt_ends_every_sample_that_was_not_published(run: Any, make: Any) -> None:
+async def test_a_poisoned_prompt_ends_every_sample_that_was_not_published(run: Any) -> None:
     prompt = await run.admitted(n=3)
-    await publish(run.transport, prompt, 1, make.body(prompt.payload, 1))
+    await publish(run.transport, prompt, 1, make_body(prompt.payload, 1))
     for name in ("rollout-1", "rollout-2", "rollout-3"):
         worker = run.another(run.prompts, name)
         await worker.reclaim(8, lease_s=0.0)
@@ -161,7 +162,7 @@ async def test_a_poisoned_prompt_ends_every_sample_that_was_not_published(run: A
     outcomes = [sample.scoring.outcome if sample.scoring else None for sample in group.samples]
     assert outcomes == ["poison", None, "poison"]
     [delivery] = await run.samples.take(1)
-    await commit(run.transport, delivery, make.score(1.0))
+    await commit(run.transport, delivery, scored(1.0))
     [ready] = await run.trainer.take_ready(1, 0.0)
     assert ready.phase == "ready"
 
@@ -180,10 +181,10 @@ async def test_a_poisoned_group_loses_its_scores_but_not_its_samples(run: Any) -
 
 
 async def test_an_entry_of_another_schema_version_goes_to_a_worker_of_that_version(
-    run: Any, make: Any, transport: Transport
+    run: Any, transport: Transport
 ) -> None:
     """In a mixed deployment it is no poison: it is handed back, uncounted, and this worker does not take it again."""
-    await run.trainer.admit(make.prompt())
+    await run.trainer.admit(make_prompt())
     [(entry, fields)] = await transport.commands.xrange(transport.names.prompts)
     other = {**fields, b"record": b"\x63" + fields[b"record"][1:]}
     await transport.commands.xadd(transport.names.prompts, other)
@@ -222,7 +223,7 @@ async def test_malformed_entries_become_dead_letters_and_harm_no_sample(run: Any
     assert len(letters) == len(MALFORMED)
     assert [await DeadLetters(transport).retry(letter) for letter in letters].count("retried") == 0
     for delivery in (first, second):
-        assert await commit(transport, delivery, run.make.score(1.0)) is Commitment.committed
+        assert await commit(transport, delivery, scored(1.0)) is Commitment.committed
     [group] = await run.trainer.take_ready(1, 0.0)
     assert [sample.scoring.outcome for sample in group.samples] == ["scored", "scored"]
 
@@ -242,7 +243,7 @@ async def test_a_claim_answers_names_and_payloads_are_read_a_few_at_a_time(run: 
     """All payloads in one answer might not arrive within a timeout: then the same would be asked for for ever."""
     prompt = await run.admitted(n=12)
     for index in range(12):
-        body = run.make.body(prompt.payload, index, text="x" * 100_000)
+        body = make_body(prompt.payload, index, text="x" * 100_000)
         assert await publish(transport, prompt, index, body) is Publication.published
     dead = await run.samples.take(12)
     assert len(dead) == 12
@@ -297,31 +298,29 @@ async def test_a_step_of_the_servers_clock_moves_no_work_and_stops_no_takeover(
     assert await claimed(None) == 1  # its worker has not renewed it since
 
 
-async def test_lost_consumer_groups_are_created_again_and_nothing_is_skipped(
-    run: Any, make: Any, transport: Transport
-) -> None:
+async def test_lost_consumer_groups_are_created_again_and_nothing_is_skipped(run: Any, transport: Transport) -> None:
     await transport.commands.delete(transport.names.prompts, transport.names.ready)
-    await run.trainer.admit(make.prompt())
+    await run.trainer.admit(make_prompt())
     assert await run.prompts.take(1) == []
     assert len(await run.prompts.take(1)) == 1
     assert await run.trainer.take_ready(1, 0.0) == []
     assert (await run.trainer.counters())["groups_recreated"] == 1
 
 
-async def test_the_number_of_unread_samples_stays_known(run: Any, make: Any, transport: Transport) -> None:
+async def test_the_number_of_unread_samples_stays_known(run: Any, transport: Transport) -> None:
     """Autoscalers read Redis's lag; an entry deleted unread would make it unknown, which they take for 0."""
     prompt = await run.admitted(n=4)
     for index in range(4):
-        await publish(transport, prompt, index, make.body(prompt.payload, index))
+        await publish(transport, prompt, index, make_body(prompt.payload, index))
     [first] = await run.samples.take(1)
-    await commit(transport, first, make.score(1.0))
+    await commit(transport, first, scored(1.0))
     await run.trainer.close(prompt.group, "dropped", "run_ended")
     [about] = await transport.commands.xinfo_groups(transport.names.samples)
     assert about["lag"] == 3
 
 
-async def test_a_worker_without_free_slots_takes_nothing(run: Any, make: Any) -> None:
-    await run.trainer.admit(make.prompt())
+async def test_a_worker_without_free_slots_takes_nothing(run: Any) -> None:
+    await run.trainer.admit(make_prompt())
     assert await run.prompts.take(0) == []
     assert len(await run.prompts.take(1)) == 1
 
@@ -334,14 +333,14 @@ def test_a_worker_name_with_a_space_is_refused(run: Any) -> None:
 @pytest.mark.skipif(not SteppedClock.available(), reason="needs a C compiler")
 @pytest.mark.parametrize("step_s", [60.0, -600.0])
 async def test_a_server_whose_clock_is_really_stepped_moves_no_work(
-    tmp_path: Path, run_name: str, make: Any, step_s: float
+    tmp_path: Path, run_name: str, step_s: float
 ) -> None:
     clock = SteppedClock(tmp_path)
     with clock.preloaded(), RedisServer(tmp_path / "redis") as server:
         transport = await Transport.open(RedisAddress(server.url, server.password), run_name)
         trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
         await trainer.take_over()
-        await trainer.admit(make.prompt())
+        await trainer.admit(make_prompt())
         options = ConsumerOptions(block_s=0.0, lease_s=0.6, renew_every_s=0.1, reclaim_every_s=0.0)
         async with Consumer[Any](transport, "prompts", "rollout-0", options) as owner:
             [held] = await owner.take(1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from builders import make_body, make_prompt, scored
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.cli import EXIT_REFUSED, main
 from plaudit_workers.commands.runs import DeadLetters, Letter
@@ -32,29 +33,29 @@ async def buried(run: Any, transport: Transport) -> tuple[DeadLetters, Letter]:
     return letters, letter
 
 
-async def finish(run: Any, make: Any, transport: Transport) -> None:
+async def finish(run: Any, transport: Transport) -> None:
     for delivery in [*run.samples._leases.in_work.values(), *await run.samples.take(8)]:
-        await commit(transport, delivery, make.score(1.0))
+        await commit(transport, delivery, scored(1.0))
         run.samples.finished(delivery)
 
 
-async def test_a_dead_letter_names_its_entry(buried: tuple[DeadLetters, Letter], run: Any, make: Any) -> None:
+async def test_a_dead_letter_names_its_entry(buried: tuple[DeadLetters, Letter], run: Any) -> None:
     letters, letter = buried
     assert (letter.stream, letter.role, letter.group, letter.index) == ("samples", "reward", "t-0-1.0", 0)
     assert (letter.reason, letter.deliveries, letter.consumer) == (REASON, 1, "reward-0")
     assert 0 <= letter.age_s < 100
-    assert await letters.payload(letter) == make.body(make.prompt(), 0).sample
+    assert await letters.payload(letter) == make_body(make_prompt(), 0).sample
 
 
 async def test_a_retried_sample_is_scored_and_its_group_trained(
-    buried: tuple[DeadLetters, Letter], run: Any, make: Any, transport: Transport
+    buried: tuple[DeadLetters, Letter], run: Any, transport: Transport
 ) -> None:
     letters, letter = buried
     assert await letters.retry(letter) == "retried"
     assert await letters.retry(letter) == "unknown"
     assert await letters.list() == []
     assert (await run.trainer.counters())["poison"] == 0
-    await finish(run, make, transport)
+    await finish(run, transport)
     [group] = await run.trainer.take_ready(8, 0.0)
     assert [sample.scoring.outcome for sample in group.samples] == ["scored", "scored"]
     assert await run.trainer.close(group.id, "trained")
@@ -73,10 +74,10 @@ async def test_a_call_that_arrives_twice_puts_the_sample_back_once(
 
 
 async def test_a_group_that_has_ended_takes_nothing_back(
-    buried: tuple[DeadLetters, Letter], run: Any, make: Any, transport: Transport
+    buried: tuple[DeadLetters, Letter], run: Any, transport: Transport
 ) -> None:
     letters, letter = buried
-    await finish(run, make, transport)  # the second sample: with it the group is complete
+    await finish(run, transport)  # the second sample: with it the group is complete
     before = await transport.commands.hgetall(transport.names.group(letter.group))
     assert await letters.retry(letter) == "ended"
     assert await transport.commands.hgetall(transport.names.group(letter.group)) == before
@@ -87,9 +88,9 @@ async def test_a_group_that_has_ended_takes_nothing_back(
     assert not await letters.drop(letter)
 
 
-async def test_a_retried_prompt_generates_its_unpublished_samples(run: Any, make: Any, transport: Transport) -> None:
+async def test_a_retried_prompt_generates_its_unpublished_samples(run: Any, transport: Transport) -> None:
     prompt = await run.admitted(n=3)
-    await publish(transport, prompt, 1, make.body(prompt.payload, 1))
+    await publish(transport, prompt, 1, make_body(prompt.payload, 1))
     await dead_letter(transport, prompt, REASON)
     run.prompts.finished(prompt)
     letters = DeadLetters(transport)

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from builders import make_body, make_prompt, scored
 from plaudit_metrics.sources.stream import EventRecord, decode_event
 from plaudit_wire.records import SampleRecord, ScoringRecord, StepRecord, WorkerRecord
 from plaudit_wire.redis import RedisAddress
@@ -41,28 +42,26 @@ async def test_the_events_of_a_group_equal_the_trainers_records(run: Any, transp
     ]
 
 
-async def test_events_are_written_when_the_last_score_of_a_group_is_final(
-    run: Any, make: Any, transport: Transport
-) -> None:
+async def test_events_are_written_when_the_last_score_of_a_group_is_final(run: Any, transport: Transport) -> None:
     first, second = await run.published(n=2)
-    await commit(transport, first, make.score(1.0))
+    await commit(transport, first, scored(1.0))
     assert await events(transport) == []
-    await commit(transport, second, make.score(2.0))
+    await commit(transport, second, scored(2.0))
     assert values(await events(transport)) == [1.0, 2.0]
 
 
-async def test_with_group_scorers_events_are_written_after_them(run: Any, make: Any, transport: Transport) -> None:
+async def test_with_group_scorers_events_are_written_after_them(run: Any, transport: Transport) -> None:
     await run.start(has_group_scorers=True)
     await run.scored(n=2)
     assert await events(transport) == []
     [delivery] = await run.groups.take(1)
     group = await read_group(transport, delivery.group)
     assert group is not None
-    await commit_group(transport, delivery, group, [make.score(5.0), make.score(6.0)])
+    await commit_group(transport, delivery, group, [scored(5.0), scored(6.0)])
     assert values(await events(transport)) == [5.0, 6.0]
 
 
-async def test_the_events_of_a_large_group_are_written_in_parts(run: Any, make: Any, transport: Transport) -> None:
+async def test_the_events_of_a_large_group_are_written_in_parts(run: Any, transport: Transport) -> None:
     group = await run.admitted(n=600)
     await run.trainer.close(group.group, "dropped", "run_ended")
     assert await transport.commands.xlen(transport.names.events) == 3
@@ -92,9 +91,7 @@ async def test_processes_that_beat_are_listed_and_silent_ones_are_not(transport:
     assert await transport.commands.hkeys(transport.names.worker_records) == [b"rollout-0"]
 
 
-async def test_events_take_a_tenth_of_the_memory_however_large_they_are(
-    tmp_path: Path, run_name: str, make: Any
-) -> None:
+async def test_events_take_a_tenth_of_the_memory_however_large_they_are(tmp_path: Path, run_name: str) -> None:
     """A reader may be away for long: bounded by their number alone, large records would fill Redis."""
     with RedisServer(tmp_path, max_memory_bytes=32 << 20) as server:
         transport = await Transport.open(RedisAddress(server.url, server.password), run_name)
@@ -105,9 +102,9 @@ async def test_events_take_a_tenth_of_the_memory_however_large_they_are(
         samples: Consumer[Any] = Consumer(transport, "samples", "reward-0", options)
         scoring = ScoringRecord("scored", 1.0, worker="reward-0", reason="long " * 12_000)
         for position in range(16 * 12):
-            await trainer.admit(make.prompt(f"t-{position}-1.0", n=1))
+            await trainer.admit(make_prompt(f"t-{position}-1.0", n=1))
             [prompt] = await prompts.take(1)
-            await publish(transport, prompt, 0, make.body(prompt.payload, 0))
+            await publish(transport, prompt, 0, make_body(prompt.payload, 0))
             [delivery] = await samples.take(1)
             await commit(transport, delivery, scoring)
             await trainer.close(prompt.group, "trained")

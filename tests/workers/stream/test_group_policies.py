@@ -6,14 +6,15 @@ from typing import Any
 
 import msgspec
 
+from builders import scored
 from plaudit_workers.stream.consumer import commit
 
 
-async def test_past_the_deadline_of_its_group_scorers_a_sample_keeps_its_own_score(run: Any, make: Any) -> None:
+async def test_past_the_deadline_of_its_group_scorers_a_sample_keeps_its_own_score(run: Any) -> None:
     await run.start(has_group_scorers=True, group_scoring_deadline_s=0.0)
     first, second = await run.published(n=2)
-    await commit(run.transport, first, msgspec.structs.replace(make.score(1.0), alone=0.5))
-    await commit(run.transport, second, make.score(1.0))
+    await commit(run.transport, first, msgspec.structs.replace(scored(1.0), alone=0.5))
+    await commit(run.transport, second, scored(1.0))
     assert await run.trainer.release_expired() == [first.group]
     [group] = await run.trainer.take_ready(1, 0.0)
     scorings = [sample.scoring for sample in group.samples]

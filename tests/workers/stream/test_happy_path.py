@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
-
+from builders import make_body, make_prompt, scored
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.records import Sample
 from plaudit_workers.stream.calls import Admission, Commitment, Publication, StreamLimits
@@ -10,13 +9,13 @@ from plaudit_workers.stream.trainer import Ledger, TrainerStreams
 from plaudit_workers.stream.transport import Transport
 
 
-async def test_one_group_goes_from_admission_to_close(transport: Transport, quick: ConsumerOptions, make: Any) -> None:
+async def test_one_group_goes_from_admission_to_close(transport: Transport, quick: ConsumerOptions) -> None:
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     assert await trainer.take_over() == 1
     announcement = Announcement(PolicyVersion(1, 0), "weights/1.0", "abc")
     await trainer.announce(announcement)
     assert await transport.announced() == announcement
-    prompt = make.prompt()
+    prompt = make_prompt()
     assert await trainer.admit(prompt) is Admission.admitted
 
     prompts: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-0", quick)
@@ -26,18 +25,18 @@ async def test_one_group_goes_from_admission_to_close(transport: Transport, quic
         assert taken.payload == prompt
         assert await unpublished(transport, prompt) == [0, 1]
         for index in (0, 1):
-            assert await publish(transport, taken, index, make.body(prompt, index)) is Publication.published
+            assert await publish(transport, taken, index, make_body(prompt, index)) is Publication.published
         prompts.finished(taken)
         deliveries = await samples.take(8)
         assert [d.payload.index for d in deliveries] == [0, 1]
         for delivery in deliveries:
-            assert await commit(transport, delivery, make.score(0.25 * delivery.payload.index)) is Commitment.committed
+            assert await commit(transport, delivery, scored(0.25 * delivery.payload.index)) is Commitment.committed
             samples.finished(delivery)
 
     [group] = await trainer.take_ready(8, 0.01)
     assert (group.id, group.phase, group.prompt) == (prompt.group, "ready", prompt)
     assert [s.scoring.value for s in group.samples if s.scoring] == [0.0, 0.25]
-    assert [s.body for s in group.samples] == [make.body(prompt, 0), make.body(prompt, 1)]
+    assert [s.body for s in group.samples] == [make_body(prompt, 0), make_body(prompt, 1)]
     for sample in group.samples:
         s = sample.stamps
         times = [s.admitted, s.taken, s.published, s.score_taken, s.committed, group.ready, group.taken]

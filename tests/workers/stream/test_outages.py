@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
+from builders import make_body, make_prompt, scored
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.redis import OUTAGE, RedisAddress
@@ -33,32 +34,36 @@ async def opened(server: RedisServer, run: str, **more: Any) -> Transport:
     return await Transport.open(RedisAddress(server.url, server.password), run, **more)
 
 
-async def test_redis_is_killed_and_the_run_goes_on_where_it_was(
-    own_redis: RedisServer, run_name: str, make: Any
-) -> None:
-    transport = await opened(own_redis, run_name)
+async def led(server: RedisServer, run: str, **more: Any) -> tuple[Transport, TrainerStreams]:
+    """A connection, and a trainer on it that has taken over."""
+    transport = await opened(server, run, **more)
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     await trainer.take_over()
+    return transport, trainer
+
+
+async def test_redis_is_killed_and_the_run_goes_on_where_it_was(own_redis: RedisServer, run_name: str) -> None:
+    transport, trainer = await led(own_redis, run_name)
     options = ConsumerOptions(block_s=0.05, reclaim_every_s=0.0)
     prompts: Consumer[Any] = Consumer(transport, "prompts", "rollout-0", options)
     samples: Consumer[Any] = Consumer(transport, "samples", "reward-0", options)
-    await trainer.admit(make.prompt(n=2))
+    await trainer.admit(make_prompt(n=2))
     [prompt] = await prompts.take(1)
-    await publish(transport, prompt, 0, make.body(prompt.payload, 0))
+    await publish(transport, prompt, 0, make_body(prompt.payload, 0))
     [held] = await samples.take(1)
 
     own_redis.kill()
     assert await samples.take(1) == []
-    publishing = asyncio.create_task(publish(transport, prompt, 1, make.body(prompt.payload, 1)))
+    publishing = asyncio.create_task(publish(transport, prompt, 1, make_body(prompt.payload, 1)))
     await asyncio.sleep(0.1)
     assert not publishing.done()
     own_redis.start()
     assert await asyncio.wait_for(publishing, 10) is Publication.published
-    assert await commit(transport, held, make.score(1.0)) is Commitment.committed
+    assert await commit(transport, held, scored(1.0)) is Commitment.committed
     samples.finished(held)
     [second] = await _first(samples)
     assert second.deliveries == 1
-    assert await commit(transport, second, make.score(1.0)) is Commitment.committed
+    assert await commit(transport, second, scored(1.0)) is Commitment.committed
     [group] = await trainer.take_ready(1, 8.0)
     assert await trainer.close(group.id, "trained")
     await transport.close()
@@ -72,13 +77,11 @@ async def _first(consumer: Consumer[Any]) -> list[Any]:
 
 
 async def test_after_an_outage_nothing_is_claimed_from_others_for_one_lease(
-    own_redis: RedisServer, run_name: str, make: Any
+    own_redis: RedisServer, run_name: str
 ) -> None:
     """Every lease looks lapsed then; its owner renews it first."""
-    transport = await opened(own_redis, run_name)
-    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
-    await trainer.take_over()
-    await trainer.admit(make.prompt())
+    transport, trainer = await led(own_redis, run_name)
+    await trainer.admit(make_prompt())
     options = ConsumerOptions(lease_s=1.0, renew_every_s=0.0, block_s=0.05, reclaim_every_s=0.0)
     owner: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-0", options)
     other: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-1", options)
@@ -95,14 +98,12 @@ async def test_after_an_outage_nothing_is_claimed_from_others_for_one_lease(
 
 
 async def test_groups_that_redis_lost_are_found_and_the_announcement_is_written_again(
-    own_redis: RedisServer, run_name: str, make: Any
+    own_redis: RedisServer, run_name: str
 ) -> None:
-    transport = await opened(own_redis, run_name)
-    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
-    await trainer.take_over()
+    transport, trainer = await led(own_redis, run_name)
     announcement = Announcement(PolicyVersion(1, 3), "weights/1.3", "digest")
     await trainer.announce(announcement)
-    await trainer.admit(make.prompt("t-0-1.0"))
+    await trainer.admit(make_prompt("t-0-1.0"))
     assert await trainer.missing(["t-0-1.0"]) == []
     await transport.commands.flushall()
     assert await trainer.missing(["t-0-1.0"]) == ["t-0-1.0"]
@@ -125,24 +126,22 @@ async def test_a_group_that_reappears_is_ended_as_it_was_and_never_handed_out(ru
 
 
 async def test_a_full_redis_delays_publication_and_accepts_commands_that_free_memory(
-    tmp_path: Path, run_name: str, make: Any
+    tmp_path: Path, run_name: str
 ) -> None:
     with RedisServer(tmp_path, max_memory_bytes=12 << 20) as server:
-        transport = await opened(server, run_name)
-        trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
-        await trainer.take_over()
+        transport, trainer = await led(server, run_name)
         options = ConsumerOptions(block_s=0.05)
         prompts: Consumer[Any] = Consumer(transport, "prompts", "rollout-0", options)
         samples: Consumer[Any] = Consumer(transport, "samples", "reward-0", options)
-        await trainer.admit(make.prompt("t-0-1.0", n=1))
-        await trainer.admit(make.prompt("t-1-1.0", n=1))
+        await trainer.admit(make_prompt("t-0-1.0", n=1))
+        await trainer.admit(make_prompt("t-1-1.0", n=1))
         first, second = await prompts.take(2)
-        await publish(transport, first, 0, make.body(first.payload, 0))
+        await publish(transport, first, 0, make_body(first.payload, 0))
         await transport.commands.setrange("filler", 8 << 20, b"x")
         await transport.commands.config_set("maxmemory", 6 << 20)
-        publishing = asyncio.create_task(publish(transport, second, 0, make.body(second.payload, 0)))
+        publishing = asyncio.create_task(publish(transport, second, 0, make_body(second.payload, 0)))
         [delivery] = await samples.take(1)
-        assert await commit(transport, delivery, make.score(1.0)) is Commitment.committed
+        assert await commit(transport, delivery, scored(1.0)) is Commitment.committed
         [group] = await trainer.take_ready(1, 8.0)
         assert await trainer.close(group.id, "trained")
         assert not publishing.done()
@@ -152,25 +151,23 @@ async def test_a_full_redis_delays_publication_and_accepts_commands_that_free_me
 
 
 async def test_large_bodies_lie_on_the_volume_until_the_group_is_closed(
-    own_redis: RedisServer, run_name: str, make: Any, tmp_path: Path
+    own_redis: RedisServer, run_name: str, tmp_path: Path
 ) -> None:
     spill = tmp_path / "bodies"
-    transport = await opened(own_redis, run_name, spill=spill)
-    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
-    await trainer.take_over()
+    transport, trainer = await led(own_redis, run_name, spill=spill)
     prompts: Consumer[Any] = Consumer(transport, "prompts", "rollout-0", ConsumerOptions(block_s=0.05))
     samples: Consumer[Any] = Consumer(transport, "samples", "reward-0", ConsumerOptions(block_s=0.05))
-    await trainer.admit(make.prompt(n=3))
+    await trainer.admit(make_prompt(n=3))
     [prompt] = await prompts.take(1)
     tokens = tuple(range(40_000))
-    bodies = [make.body(prompt.payload, 0, tokens), make.body(prompt.payload, 1, text="x" * 300_000)]
-    bodies.append(make.body(prompt.payload, 2, tokens))
+    bodies = [make_body(prompt.payload, 0, tokens=tokens), make_body(prompt.payload, 1, text="x" * 300_000)]
+    bodies.append(make_body(prompt.payload, 2, tokens=tokens))
     await asyncio.gather(*(publish(transport, prompt, index, body) for index, body in enumerate(bodies)))
     assert len(list(spill.rglob("tensors-0-*"))) == 1
     deliveries = await samples.take(8)
     for delivery in deliveries:
         assert delivery.payload == bodies[delivery.payload.index].sample
-        await commit(transport, delivery, make.score(1.0))
+        await commit(transport, delivery, scored(1.0))
     next(spill.rglob("tensors-2-*")).write_bytes(b"torn")
     [group] = await trainer.take_ready(1, 8.0)
     assert [sample.body for sample in group.samples] == [*bodies[:2], None]
@@ -182,18 +179,16 @@ async def test_large_bodies_lie_on_the_volume_until_the_group_is_closed(
 
 
 async def test_a_large_group_that_reappears_after_its_end_is_closed_again(
-    own_redis: RedisServer, run_name: str, make: Any, tmp_path: Path
+    own_redis: RedisServer, run_name: str, tmp_path: Path
 ) -> None:
-    transport = await opened(own_redis, run_name, spill=tmp_path / "bodies")
-    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
-    await trainer.take_over()
+    transport, trainer = await led(own_redis, run_name, spill=tmp_path / "bodies")
     async with Consumer[Any](transport, "prompts", "rollout-0", ConsumerOptions(block_s=0.05)) as prompts:
-        await trainer.admit(make.prompt(n=1, prompt="long " * 100_000))
+        await trainer.admit(make_prompt(n=1, prompt="long " * 100_000))
         [prompt] = await prompts.take(1)
-        await publish(transport, prompt, 0, make.body(prompt.payload, 0))
+        await publish(transport, prompt, 0, make_body(prompt.payload, 0))
         async with Consumer[Any](transport, "samples", "reward-0", ConsumerOptions(block_s=0.05)) as samples:
             [sample] = await samples.take(1)
-            await commit(transport, sample, make.score(1.0))
+            await commit(transport, sample, scored(1.0))
         kept = {key: await transport.commands.dump(key) async for key in transport.commands.scan_iter("*")}
         [group] = await trainer.take_ready(1, 1.0)
         assert await trainer.close(group.id, "trained")
@@ -205,13 +200,13 @@ async def test_a_large_group_that_reappears_after_its_end_is_closed_again(
 
 
 async def test_a_group_whose_prompt_is_lost_for_good_counts_as_lost(
-    own_redis: RedisServer, run_name: str, make: Any, tmp_path: Path
+    own_redis: RedisServer, run_name: str, tmp_path: Path
 ) -> None:
     transport = await opened(own_redis, run_name)
     transport.volume = SpillFolder(tmp_path / "bodies", kept_s=0.0)
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     await trainer.take_over()
-    prompt = make.prompt(prompt="long " * 100_000)
+    prompt = make_prompt(prompt="long " * 100_000)
     await trainer.admit(prompt)
     shutil.rmtree(tmp_path / "bodies" / prompt.group)
     with pytest.raises(VolumeError, match="cannot read"):
@@ -222,13 +217,13 @@ async def test_a_group_whose_prompt_is_lost_for_good_counts_as_lost(
 
 
 async def test_work_that_a_bad_mount_does_not_show_goes_to_another_worker(
-    own_redis: RedisServer, run_name: str, make: Any, tmp_path: Path
+    own_redis: RedisServer, run_name: str, tmp_path: Path
 ) -> None:
     transport = await opened(own_redis, run_name, spill=tmp_path / "bodies")
     unmounted = await opened(own_redis, run_name, spill=tmp_path / "empty" / "bodies")
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     await trainer.take_over()
-    await trainer.admit(make.prompt(prompt="long " * 100_000))
+    await trainer.admit(make_prompt(prompt="long " * 100_000))
     bad: Consumer[Any] = Consumer(unmounted, "prompts", "rollout-bad", ConsumerOptions(block_s=0.05))
     good: Consumer[Any] = Consumer(transport, "prompts", "rollout-good", ConsumerOptions(block_s=0.05))
     assert await bad.take(1) == []
@@ -241,15 +236,13 @@ async def test_work_that_a_bad_mount_does_not_show_goes_to_another_worker(
 
 
 async def test_a_volume_that_is_away_for_a_moment_buries_nothing(
-    own_redis: RedisServer, run_name: str, make: Any, tmp_path: Path
+    own_redis: RedisServer, run_name: str, tmp_path: Path
 ) -> None:
     spill = tmp_path / "bodies"
-    transport = await opened(own_redis, run_name, spill=spill)
-    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
-    await trainer.take_over()
+    transport, trainer = await led(own_redis, run_name, spill=spill)
     options = ConsumerOptions(block_s=0.05, reclaim_every_s=0.0, unreadable_pause_s=0.0)
     prompts: Consumer[Any] = Consumer(transport, "prompts", "rollout-0", options)
-    await trainer.admit(make.prompt(prompt="long " * 100_000))
+    await trainer.admit(make_prompt(prompt="long " * 100_000))
     spill.rename(tmp_path / "away")
     assert await prompts.take(1) == []
     assert await prompts.take(1) == []
@@ -278,13 +271,11 @@ async def test_an_outage_of_redis_is_logged_in_one_sentence(own_redis: RedisServ
 
 @pytest.mark.parametrize("refuse", [("replicaof", "127.0.0.1", "1"), ("config_set", "min-replicas-to-write", 1)])
 async def test_leases_survive_a_time_in_which_redis_refuses_writes(
-    own_redis: RedisServer, run_name: str, make: Any, refuse: tuple[Any, ...]
+    own_redis: RedisServer, run_name: str, refuse: tuple[Any, ...]
 ) -> None:
     """READONLY and NOREPLICAS: the renewals fail, go on afterwards, and nothing is claimed from a living worker."""
-    transport = await opened(own_redis, run_name)
-    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
-    await trainer.take_over()
-    await trainer.admit(make.prompt())
+    transport, trainer = await led(own_redis, run_name)
+    await trainer.admit(make_prompt())
     leases = ConsumerOptions(lease_s=0.6, renew_every_s=0.1, block_s=0.02, reclaim_every_s=0.0)
     admin = own_redis_client(own_redis)
     async with (
@@ -309,13 +300,13 @@ def own_redis_client(server: RedisServer) -> Any:
 
 
 async def test_a_worker_that_was_full_during_an_outage_claims_nothing_from_the_living(
-    own_redis: RedisServer, run_name: str, make: Any
+    own_redis: RedisServer, run_name: str
 ) -> None:
     """It does not read while it is full: only its renewals notice the outage."""
     transport, own = await opened(own_redis, run_name), await opened(own_redis, run_name)
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     await trainer.take_over()
-    await trainer.admit(make.prompt())
+    await trainer.admit(make_prompt())
     never = ConsumerOptions(lease_s=0.5, renew_every_s=1e6, block_s=0.02, reclaim_every_s=0.0)
     owner: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-0", never)
     often = ConsumerOptions(lease_s=0.5, renew_every_s=0.05, block_s=0.02, reclaim_every_s=0.0)
@@ -332,14 +323,10 @@ async def test_a_worker_that_was_full_during_an_outage_claims_nothing_from_the_l
     await transport.close()
 
 
-async def test_an_unexpected_failure_of_the_renewals_ends_the_consumer(
-    own_redis: RedisServer, run_name: str, make: Any
-) -> None:
+async def test_an_unexpected_failure_of_the_renewals_ends_the_consumer(own_redis: RedisServer, run_name: str) -> None:
     """A background task that dies is seen at once, not when the leases have lapsed."""
-    transport = await opened(own_redis, run_name)
-    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
-    await trainer.take_over()
-    await trainer.admit(make.prompt())
+    transport, trainer = await led(own_redis, run_name)
+    await trainer.admit(make_prompt())
 
     async def work() -> None:
         async with Consumer[Prompt](transport, "prompts", "rollout-0", ConsumerOptions(renew_every_s=0.02)) as consumer:
@@ -364,15 +351,13 @@ async def test_a_process_opens_its_streams_on_a_full_redis(tmp_path: Path, run_n
         await admin.aclose()
 
 
-async def test_a_refusal_as_read_only_closes_the_connection(own_redis: RedisServer, run_name: str, make: Any) -> None:
+async def test_a_refusal_as_read_only_closes_the_connection(own_redis: RedisServer, run_name: str) -> None:
     """After a failover behind one address old connections stay with the replica; a new one reaches the new master."""
-    transport = await opened(own_redis, run_name)
-    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
-    await trainer.take_over()
+    transport, trainer = await led(own_redis, run_name)
     admin = own_redis_client(own_redis)
     before = {client["id"] for client in await admin.client_list()}
     await admin.replicaof("127.0.0.1", "1")
-    admitting = asyncio.create_task(trainer.admit(make.prompt()))
+    admitting = asyncio.create_task(trainer.admit(make_prompt()))
     await asyncio.sleep(0.1)
     await admin.replicaof("NO", "ONE")
     assert await asyncio.wait_for(admitting, 10) is Admission.admitted
@@ -383,13 +368,9 @@ async def test_a_refusal_as_read_only_closes_the_connection(own_redis: RedisServ
     await transport.close()
 
 
-async def test_an_entry_that_is_gone_before_it_is_read_ends_no_trainer(
-    own_redis: RedisServer, run_name: str, make: Any
-) -> None:
+async def test_an_entry_that_is_gone_before_it_is_read_ends_no_trainer(own_redis: RedisServer, run_name: str) -> None:
     """Redis answers a blocked reader without entries if the transaction that added one also deleted it."""
-    transport = await opened(own_redis, run_name)
-    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
-    await trainer.take_over()
+    transport, trainer = await led(own_redis, run_name)
     admin = own_redis_client(own_redis)
     for ending in ("redis.call('XDEL', KEYS[1], id)", "redis.call('DEL', KEYS[1])"):
         taking = asyncio.create_task(trainer.take_ready(1, 5.0))

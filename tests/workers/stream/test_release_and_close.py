@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from builders import make_body, scored
 from plaudit_metrics.sources.stream import decode_event
 from plaudit_wire.records import GroupRecord, SampleRecord
 from plaudit_workers.stream.calls import Commitment
@@ -12,29 +13,27 @@ from plaudit_workers.stream.consumer import commit, publish
 from plaudit_workers.stream.transport import Transport
 
 
-async def test_past_its_deadline_a_group_goes_on_with_the_samples_it_has(
-    run: Any, make: Any, transport: Transport
-) -> None:
+async def test_past_its_deadline_a_group_goes_on_with_the_samples_it_has(run: Any, transport: Transport) -> None:
     await run.start(group_deadline_s=0.0)
     prompt = await run.admitted(n=3)
     for index in (0, 1):
-        await publish(transport, prompt, index, make.body(prompt.payload, index))
+        await publish(transport, prompt, index, make_body(prompt.payload, index))
     scored, late = await run.samples.take(2)
-    await commit(transport, scored, make.score(1.0))
+    await commit(transport, scored, scored(1.0))
     assert await run.trainer.release_expired() == [prompt.group]
     assert await run.trainer.release_expired() == []
     [group] = await run.trainer.take_ready(1, 0.0)
     assert group.phase == "ready"
     assert [sample.scoring.outcome for sample in group.samples] == ["scored", "given_up", "given_up"]
-    assert await commit(transport, late, make.score(1.0)) is Commitment.duplicate
+    assert await commit(transport, late, scored(1.0)) is Commitment.duplicate
     for stream in (transport.names.prompts, transport.names.samples):
         assert await transport.commands.xlen(stream) == 0
 
 
-async def test_a_released_group_with_too_few_scores_is_dropped(run: Any, make: Any, transport: Transport) -> None:
+async def test_a_released_group_with_too_few_scores_is_dropped(run: Any, transport: Transport) -> None:
     await run.start(group_deadline_s=0.0)
     prompt = await run.admitted(n=2)
-    await publish(transport, prompt, 0, make.body(prompt.payload, 0))
+    await publish(transport, prompt, 0, make_body(prompt.payload, 0))
     await run.trainer.release_expired()
     [group] = await run.trainer.take_ready(1, 0.0)
     assert (group.phase, group.reason) == ("dropped", "too_few_scored")
@@ -60,15 +59,15 @@ async def test_a_group_is_closed_once(run: Any) -> None:
     assert (counters["trained"], counters["open:train"]) == (1, 0)
 
 
-async def test_closing_an_open_group_ends_its_claimed_samples(run: Any, make: Any, transport: Transport) -> None:
+async def test_closing_an_open_group_ends_its_claimed_samples(run: Any, transport: Transport) -> None:
     prompt = await run.admitted(n=2)
-    await publish(transport, prompt, 0, make.body(prompt.payload, 0))
+    await publish(transport, prompt, 0, make_body(prompt.payload, 0))
     [sample] = await run.samples.take(1)
     record = GroupRecord(prompt.group, "train", 1, "dropped", 2, 0, 0.0, 1.0, reason="run_ended")
     await run.trainer.close(prompt.group, "dropped", "run_ended", record)
     await run.samples.renew()
     assert sample.lost.is_set()
-    assert await commit(transport, sample, make.score(1.0)) is Commitment.refused
+    assert await commit(transport, sample, scored(1.0)) is Commitment.refused
     left = [key async for key in transport.commands.scan_iter(transport.names.group("*"))]
     assert left == []
     events = await transport.commands.xrange(transport.names.events)
@@ -93,10 +92,10 @@ async def test_ready_groups_of_a_trainer_that_died_are_handed_to_the_next(run: A
     assert list(run.trainer.taken) == [group, others[0], others[2]]
 
 
-async def test_waiting_for_a_ready_group_ends_when_one_is(run: Any, make: Any, transport: Transport) -> None:
+async def test_waiting_for_a_ready_group_ends_when_one_is(run: Any, transport: Transport) -> None:
     deliveries = await run.published(n=1)
     waiting = asyncio.create_task(run.trainer.take_ready(4, 9.0))
     await asyncio.sleep(0.02)
-    await commit(transport, deliveries[0], make.score(1.0))
+    await commit(transport, deliveries[0], scored(1.0))
     [group] = await asyncio.wait_for(waiting, 7.0)
     assert group.ready <= group.taken

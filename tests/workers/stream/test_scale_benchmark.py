@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "scale.py"
-
 
 @pytest.mark.bench
-def test_the_scale_benchmark_finds_what_saturates_first(tmp_path: Path) -> None:
-    result, plot = tmp_path / "scale.json", tmp_path / "scale.svg"
-    run = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--quick", "--json", str(result), "--plot", str(plot)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    few, many = json.loads(result.read_text())["rows"]
+def test_the_scale_benchmark_finds_what_saturates_first(
+    quick_benchmark: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    plot = tmp_path / "scale.svg"
+    few, many = quick_benchmark("scale", "--plot", str(plot))["rows"]
     assert (few["rollouts"], many["rollouts"]) == (2, 32)
     assert few["first"] == "rollouts", "two rollouts generate less than a worker scores"
     assert many["first"] == "workers", "one worker scores 512 samples/s of the 1,250 that 32 rollouts generate"

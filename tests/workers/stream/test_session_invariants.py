@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis.errors import Flaky
-from hypothesis.stateful import run_state_machine_as_test
 
 from plaudit_wire.redis import RedisAddress
-from plaudit_workers.stream.libraries import Scripts
 from stream_protocol.session_machine import SessionMachine
 from stream_protocol.session_world import SessionWorld
-from stream_protocol.watched_machine import SEARCH, machine_of
+from stream_protocol.watched_machine import machine_of, violations_found
 
 SEEDED_BUGS = {
     "S1: what is acknowledged may be scored again": (
@@ -57,16 +52,4 @@ def machine(*arguments: Any) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize("bug", SEEDED_BUGS)
 def test_the_search_finds_a_seeded_bug(address: RedisAddress, bug: str) -> None:
-    file, edits = SEEDED_BUGS[bug]
-    text = Scripts().files[file]
-    for sound, broken in edits.items():
-        assert text.count(sound) == 1, f"the seeded bug no longer fits lua/{file}.lua"
-        text = text.replace(sound, broken)
-    found: list[str] = []
-    buggy = Scripts(overrides={file: text})
-    with contextlib.suppress(AssertionError, Flaky):
-        run_state_machine_as_test(
-            machine(address, buggy, bug.partition(":")[0], found),
-            settings=settings(SEARCH, max_examples=300),
-        )
-    assert found
+    assert violations_found(machine, address, SEEDED_BUGS[bug], bug.partition(":")[0], examples=300)

@@ -1,27 +1,26 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from builders import make_body, make_prompt
 from plaudit_wire.messages import Prompt, RecordError, decode, decode_body, encode, encode_body
 
 
-def test_a_record_comes_back_as_it_was(make: Any) -> None:
-    prompt = make.prompt(ground_truth={"answer": [1, 2]}, extra_info={"index": 3})
+def test_a_record_comes_back_as_it_was() -> None:
+    prompt = make_prompt(ground_truth={"answer": [1, 2]}, extra_info={"index": 3})
     assert encode(prompt)[0] == 1
     assert decode(encode(prompt), Prompt) == prompt
-    body = make.body(prompt, 1)
+    body = make_body(prompt, 1)
     encoded = encode_body(body)
     assert decode_body(encoded.tensors, encoded.sample, encoded.generation) == body
 
 
-def test_the_digest_changes_with_tensors_and_text_and_with_nothing_else(make: Any) -> None:
-    prompt = make.prompt()
-    digest = encode_body(make.body(prompt, 0)).digest
-    assert encode_body(make.body(prompt, 0)).digest == digest
-    assert encode_body(make.body(prompt, 0, tokens=(1, 2, 4))).digest != digest
-    assert encode_body(make.body(prompt, 0, text="13")).digest != digest
+def test_the_digest_changes_with_tensors_and_text_and_with_nothing_else() -> None:
+    prompt = make_prompt()
+    digest = encode_body(make_body(prompt, 0)).digest
+    assert encode_body(make_body(prompt, 0)).digest == digest
+    assert encode_body(make_body(prompt, 0, tokens=(1, 2, 4))).digest != digest
+    assert encode_body(make_body(prompt, 0, text="13")).digest != digest
 
 
 @pytest.mark.parametrize(

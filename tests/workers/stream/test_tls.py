@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from builders import job_document
 from plaudit_job.load import load_job
 from plaudit_metrics.service.serve import serve as serve_metrics
 from plaudit_metrics.service.settings import ServiceSettings
@@ -68,14 +69,8 @@ def mutual(start_redis: StartRedis, authority: Any) -> RedisAddress:
     return RedisAddress(url, "word", tls=RedisTls(authority.ca, certificate, key))
 
 
-JOB: dict[str, Any] = {
-    "apiVersion": "plaudit.dev/v1alpha1",
-    "kind": "RLJob",
-    "metadata": {"name": "secure"},
-    "spec": {
-        "reward": {"scorers": [{"name": "right", "kind": "rule", "rule": "gsm8k"}], "workers": {"processes": 1}},
-    },
-}
+SCORER = {"name": "right", "kind": "rule", "rule": "gsm8k"}
+JOB = job_document("secure", reward={"scorers": [SCORER], "workers": {"processes": 1}})
 SAMPLES = [{"response": "#### 4", "ground_truth": "4"}, {"response": "#### 5", "ground_truth": "4"}]
 
 

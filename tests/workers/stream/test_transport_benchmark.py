@@ -1,27 +1,14 @@
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "transport.py"
-
 
 @pytest.mark.bench
-def test_the_transport_benchmark_tells_speed_cost_and_latency(tmp_path: Path) -> None:
-    result = tmp_path / "transport.json"
-    run = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--quick", "--no-ray", "--json", str(result)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    [row] = json.loads(result.read_text())["rows"]
+def test_the_transport_benchmark_tells_speed_cost_and_latency(quick_benchmark: Callable[..., dict[str, Any]]) -> None:
+    [row] = quick_benchmark("transport", "--no-ray")["rows"]
     assert row["samples"] == 1024
     assert row["samples_per_s"] > 0
     assert row["cpu_s_per_1000"] > 0

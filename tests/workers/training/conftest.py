@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from builders import make_body, make_prompt
+from builders import job_document, make_body, make_prompt
 from plaudit_job.spec.rljob import RLJob
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import ScorerRecord, ScoringRecord, Stamps
@@ -71,13 +71,7 @@ def make_job(model_folder: Path) -> JobMaker:
             "reward": {"scorers": [{"name": "mine", "kind": "python", "python": {"path": "r.py", "function": "f"}}]},
             "trainer": {"microBatchTokens": 64},
         }
-        document = {
-            "apiVersion": "plaudit.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": "tiny"},
-            "spec": _merged(base, spec),
-        }
-        return RLJob.model_validate(document)
+        return RLJob.model_validate(job_document(**_merged(base, spec)))
 
     return make
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from builders import job_document
 from plaudit_job.spec.rljob import RLJob
 from plaudit_metrics.sources.steps import read_steps
 from plaudit_wire.errors import RefusedError
@@ -233,17 +234,12 @@ def test_samples_that_cannot_be_read_leave_out_the_table_alone(mlflow_folder, tm
 
 def test_the_configuration_is_the_specification_without_pods():
     job = RLJob.model_validate(
-        {
-            "apiVersion": "plaudit.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": "demo"},
-            "spec": {
-                "model": {"source": "m"},
-                "data": {"train": {"path": "t.parquet"}},
-                "reward": {"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}]},
-                "trainer": {"pod": {"env": [{"name": "TOKEN", "value": "secret"}]}},
-            },
-        },
+        job_document(
+            model={"source": "m"},
+            data={"train": {"path": "t.parquet"}},
+            reward={"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}]},
+            trainer={"pod": {"env": [{"name": "TOKEN", "value": "secret"}]}},
+        ),
         by_alias=True,
         by_name=False,
     )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from plaudit_workers.launch.redis import RedisServer
-from plaudit_workers.training.scripted import ScriptedBackend
-from plaudit_workers.training.state import RunPlan
-from simulated_run import Simulation, make_plan, positions
+from simulated_run import Simulation
 
 
 @pytest.fixture
@@ -28,13 +26,3 @@ async def simulation(redis_server: RedisServer, run_name: str, tmp_path: Path) -
     async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
         await transport.commands.unlink(key)
     await transport.close()
-
-
-@pytest.fixture(name="make_plan")
-def make_plan_fixture() -> Callable[..., RunPlan]:
-    return make_plan
-
-
-@pytest.fixture(name="positions")
-def positions_fixture() -> Callable[[ScriptedBackend], list[list[int]]]:
-    return positions

@@ -16,8 +16,7 @@ from plaudit_job.spec.rewards import AuditSpec
 from plaudit_metrics.sources.audits import FOLDER, is_audited, run_audits
 from plaudit_metrics.sources.sample_schema import surviving_files
 from plaudit_metrics.sources.steps import read_steps
-from plaudit_workers.training.state import RunPlan
-from simulated_run import Simulation
+from simulated_run import Simulation, make_plan
 from waiting import until
 
 # Trainers that are killed leave connections that Python closes.
@@ -59,7 +58,7 @@ def drawn_groups(folder: Path, share: float) -> set[str]:
 
 @pytest.mark.long
 async def test_audits_reach_the_figures_of_later_steps(
-    simulation: Simulation, make_plan: Callable[..., RunPlan], audited: Callable[[float], dict[str, AuditSpec]]
+    simulation: Simulation, audited: Callable[[float], dict[str, AuditSpec]]
 ) -> None:
     plan = make_plan(steps=8, auditors=audited(1.0))
 
@@ -82,7 +81,7 @@ async def test_audits_reach_the_figures_of_later_steps(
 
 @pytest.mark.long
 async def test_kills_of_each_role_lose_no_audit_and_repeat_none(
-    simulation: Simulation, make_plan: Callable[..., RunPlan], audited: Callable[[float], dict[str, AuditSpec]]
+    simulation: Simulation, audited: Callable[[float], dict[str, AuditSpec]]
 ) -> None:
     plan = make_plan(steps=8, auditors=audited(0.6))
     chance = random.Random(4)

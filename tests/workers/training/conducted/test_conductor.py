@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,8 +13,7 @@ import pytest
 from plaudit_wire.errors import JobFailedError
 from plaudit_workers.stream.groups import Group
 from plaudit_workers.training.scripted import ScriptedBackend
-
-MakePlan = Callable[..., Any]
+from simulated_run import make_plan, positions
 
 
 @pytest.mark.alike
@@ -23,7 +22,7 @@ MakePlan = Callable[..., Any]
     [(0, 1, "step"), (0, 4, "step"), (1, 1, "step"), (1, 4, "step"), (2, 4, "step"), (1, 1, "ready"), (2, 4, "ready")],
 )
 async def test_a_run_trains_every_prompt_once_within_its_staleness(
-    simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, mini_batches: int, order: str
+    simulation: Any, staleness: int, mini_batches: int, order: str
 ) -> None:
     plan = make_plan(steps=5, staleness=staleness, mini_batches=mini_batches, order=order)
     async with simulation.workers():
@@ -45,7 +44,7 @@ async def test_a_run_trains_every_prompt_once_within_its_staleness(
 
 @pytest.mark.parametrize(("staleness", "order"), [(0, "step"), (1, "step"), (2, "ready")])
 async def test_groups_with_equal_scores_are_dropped_by_name_and_others_take_their_place(
-    simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, order: str
+    simulation: Any, staleness: int, order: str
 ) -> None:
     simulation.varied = {position for position in range(100) if position % 3}
     plan = make_plan(steps=5, staleness=staleness, mini_batches=2, order=order, max_replaced=8)
@@ -63,9 +62,7 @@ async def test_groups_with_equal_scores_are_dropped_by_name_and_others_take_thei
     assert all(step.statistics["training/groups"] == 4 for step in steps)
 
 
-async def test_a_step_replaces_no_more_groups_than_the_bound(
-    simulation: Any, make_plan: MakePlan, positions: Any
-) -> None:
+async def test_a_step_replaces_no_more_groups_than_the_bound(simulation: Any) -> None:
     async with simulation.workers():
         done, policy = await simulation.train(make_plan(steps=3, staleness=1, max_replaced=2))
     assert done
@@ -74,9 +71,7 @@ async def test_a_step_replaces_no_more_groups_than_the_bound(
     assert (ledger["admitted"], ledger["dropped:zero_variance"]) == (18, 6)
 
 
-async def test_one_step_off_policy_scores_the_next_step_while_this_one_trains(
-    simulation: Any, make_plan: MakePlan
-) -> None:
+async def test_one_step_off_policy_scores_the_next_step_while_this_one_trains(simulation: Any) -> None:
     simulation.latency_s, simulation.update_s = 0.3, lambda groups: 0.6
     async with simulation.workers():
         await simulation.train(make_plan(steps=4, staleness=1))
@@ -85,9 +80,7 @@ async def test_one_step_off_policy_scores_the_next_step_while_this_one_trains(
     assert sum(step.statistics["trainer_wait_s"] for step in later) < 0.4
 
 
-async def test_waits_name_the_groups_that_ended_them_and_count_as_reward_time(
-    simulation: Any, make_plan: MakePlan
-) -> None:
+async def test_waits_name_the_groups_that_ended_them_and_count_as_reward_time(simulation: Any) -> None:
     simulation.slow_s = 2.0
     async with simulation.workers():
         await simulation.train(make_plan(steps=3))
@@ -100,7 +93,7 @@ async def test_waits_name_the_groups_that_ended_them_and_count_as_reward_time(
         assert step.statistics["exposed_reward_s"] > 0.5 * step.statistics["trainer_wait_s"]
 
 
-async def test_a_step_leaves_its_samples_as_parquet_and_its_checkpoint(simulation: Any, make_plan: MakePlan) -> None:
+async def test_a_step_leaves_its_samples_as_parquet_and_its_checkpoint(simulation: Any) -> None:
     async with simulation.workers():
         await simulation.train(make_plan(steps=3))
     rows = pyarrow.parquet.read_table(simulation.folder / "samples" / "step-000002-i1.parquet").to_pylist()
@@ -112,7 +105,7 @@ async def test_a_step_leaves_its_samples_as_parquet_and_its_checkpoint(simulatio
 
 
 async def test_groups_that_cannot_be_scored_are_dropped_with_their_reason_and_the_step_closes_without_them(
-    simulation: Any, make_plan: MakePlan, positions: Any
+    simulation: Any,
 ) -> None:
     simulation.broken = {1, 4, 6}
     async with simulation.workers():
@@ -124,9 +117,7 @@ async def test_groups_that_cannot_be_scored_are_dropped_with_their_reason_and_th
     assert outcomes == [4.0, 8.0]
 
 
-async def test_a_step_whose_scores_failed_is_tried_again_and_trained_once_the_scorers_work(
-    simulation: Any, make_plan: MakePlan, positions: Any
-) -> None:
+async def test_a_step_whose_scores_failed_is_tried_again_and_trained_once_the_scorers_work(simulation: Any) -> None:
     simulation.broken_file.touch()
     plan = make_plan(steps=2, mini_batches=2, staleness=1, retry_pauses_s=(0.4, 0.4, 0.4))
     async with simulation.workers():
@@ -149,9 +140,7 @@ async def test_a_step_whose_scores_failed_is_tried_again_and_trained_once_the_sc
     assert sum(wait.end - wait.start for wait in pauses) == pytest.approx(0.4 * len(pauses), abs=0.1)
 
 
-async def test_a_job_whose_scores_never_work_fails_for_good_and_can_be_resumed(
-    simulation: Any, make_plan: MakePlan, positions: Any
-) -> None:
+async def test_a_job_whose_scores_never_work_fails_for_good_and_can_be_resumed(simulation: Any) -> None:
     simulation.broken_file.touch()
     plan = make_plan(steps=2, retry_pauses_s=(0.05, 0.1, 0.15))
     async with simulation.workers():
@@ -165,7 +154,7 @@ async def test_a_job_whose_scores_never_work_fails_for_good_and_can_be_resumed(
 
 
 async def test_a_step_in_which_every_score_is_a_data_error_fails_the_job_at_once_with_the_reasons(
-    simulation: Any, make_plan: MakePlan, caplog: pytest.LogCaptureFixture
+    simulation: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     simulation.broken = set(range(8))
     reason = r"mine: 16 × ValueError: could not convert string to float: 'no number' \(rewards.py:11 in compute_score\)"
@@ -175,9 +164,7 @@ async def test_a_step_in_which_every_score_is_a_data_error_fails_the_job_at_once
     assert "step not trained" in caplog.text
 
 
-async def test_a_job_whose_scorers_skip_every_sample_fails_with_the_reason(
-    simulation: Any, make_plan: MakePlan, positions: Any
-) -> None:
+async def test_a_job_whose_scorers_skip_every_sample_fails_with_the_reason(simulation: Any) -> None:
     simulation.skipped = set(range(100))
     words = r"step 2 not trained: its scorers skipped every sample\. 16 × .* returned None\. .* 2 steps in a row"
     async with simulation.workers():
@@ -189,14 +176,14 @@ async def test_a_job_whose_scorers_skip_every_sample_fails_with_the_reason(
     assert sorted(position for update in positions(policy) for position in update) == list(range(8, 16))
 
 
-async def test_a_job_whose_scorers_skip_what_does_not_fail_fails_as_well(simulation: Any, make_plan: MakePlan) -> None:
+async def test_a_job_whose_scorers_skip_what_does_not_fail_fails_as_well(simulation: Any) -> None:
     simulation.broken, simulation.skipped = {0}, set(range(1, 100))
     async with simulation.workers():
         with pytest.raises(JobFailedError, match=r"its scorers skipped or failed every sample\. 12 × .* returned None"):
             await simulation.train(make_plan(steps=1))
 
 
-async def test_the_heartbeat_gives_the_reason_and_time_of_the_next_try(simulation: Any, make_plan: MakePlan) -> None:
+async def test_the_heartbeat_gives_the_reason_and_time_of_the_next_try(simulation: Any) -> None:
     simulation.broken = {0, 1, 2}
     transport = await simulation.open()
     async with simulation.workers():
@@ -212,9 +199,7 @@ async def test_the_heartbeat_gives_the_reason_and_time_of_the_next_try(simulatio
 
 
 @pytest.mark.parametrize("on_none", ["ignore", "mask"])
-async def test_samples_that_their_scorer_skips_do_not_count_as_failed(
-    simulation: Any, make_plan: MakePlan, positions: Any, on_none: str
-) -> None:
+async def test_samples_that_their_scorer_skips_do_not_count_as_failed(simulation: Any, on_none: str) -> None:
     simulation.on_none, simulation.skipped = on_none, {0, 1, 2}
     async with simulation.workers():
         done, policy = await simulation.train(make_plan(steps=2, retry_pauses_s=(600.0,)))
@@ -224,9 +209,7 @@ async def test_samples_that_their_scorer_skips_do_not_count_as_failed(
     assert "training/retries" not in simulation.steps()[0].statistics
 
 
-async def test_a_trainer_stopped_within_a_step_continues_there_later(
-    simulation: Any, make_plan: MakePlan, positions: Any
-) -> None:
+async def test_a_trainer_stopped_within_a_step_continues_there_later(simulation: Any) -> None:
     plan = make_plan(steps=3, mini_batches=4)
     stop = asyncio.Event()
 
@@ -249,7 +232,7 @@ async def test_a_trainer_stopped_within_a_step_continues_there_later(
     assert simulation.ledger()["problems"] == []
 
 
-async def test_no_more_groups_are_open_than_the_schedule_allows(simulation: Any, make_plan: MakePlan) -> None:
+async def test_no_more_groups_are_open_than_the_schedule_allows(simulation: Any) -> None:
     transport = await simulation.open()
     most = 0
     async with simulation.workers():
@@ -271,9 +254,7 @@ class _Diverging(ScriptedBackend):
         return super().update(groups) | {"actor/skipped_updates": 1.0}
 
 
-async def test_a_job_whose_updates_are_discarded_fails_and_its_groups_can_be_trained_again(
-    simulation: Any, make_plan: MakePlan, positions: Any
-) -> None:
+async def test_a_job_whose_updates_are_discarded_fails_and_its_groups_can_be_trained_again(simulation: Any) -> None:
     simulation.policy_class = _Diverging
     plan = make_plan(steps=2, mini_batches=2)
     async with simulation.workers():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.training.publish import prune_weights
 from plaudit_workers.training.scripted import ScriptedBackend
 from plaudit_workers.weights.published import is_whole
-
-MakePlan = Callable[..., Any]
+from simulated_run import make_plan
 
 
 class Deltas(ScriptedBackend):
@@ -42,9 +41,7 @@ class Deltas(ScriptedBackend):
         prune_weights(self._folder / "weights", in_use)
 
 
-async def test_a_version_whose_delta_is_damaged_is_written_whole_once_and_the_run_ends(
-    simulation: Any, make_plan: MakePlan
-) -> None:
+async def test_a_version_whose_delta_is_damaged_is_written_whole_once_and_the_run_ends(simulation: Any) -> None:
     simulation.policy_class = Deltas
     async with simulation.workers(rollouts=2):
         done, policy = await simulation.train(make_plan(steps=4))
@@ -58,7 +55,7 @@ async def test_a_version_whose_delta_is_damaged_is_written_whole_once_and_the_ru
 
 
 @pytest.mark.long
-async def test_rollouts_follow_the_next_trainer_whose_deltas_begin_anew(simulation: Any, make_plan: MakePlan) -> None:
+async def test_rollouts_follow_the_next_trainer_whose_deltas_begin_anew(simulation: Any) -> None:
     simulation.policy_class = Deltas
     plan = make_plan(steps=6, checkpoint_every_steps=1)
     async with simulation.workers(rollouts=2):

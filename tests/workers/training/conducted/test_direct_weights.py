@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, Transfe
 from plaudit_workers.training.scripted import ScriptedBackend
 from plaudit_workers.weights.published import weights_digest
 from plaudit_workers.weights.send import WeightPart, WeightServer
+from simulated_run import make_plan
 
-MakePlan = Callable[..., Any]
 SERVERS: list[WeightServer] = []
 
 
@@ -56,9 +56,7 @@ def closed_servers() -> Iterator[None]:
         SERVERS.pop().close()
 
 
-async def test_files_are_written_only_for_a_version_that_rollouts_cannot_receive(
-    simulation: Any, make_plan: MakePlan
-) -> None:
+async def test_files_are_written_only_for_a_version_that_rollouts_cannot_receive(simulation: Any) -> None:
     simulation.policy_class = Offering
     async with simulation.workers(rollouts=2):
         done, policy = await simulation.train(make_plan(steps=4))
@@ -68,9 +66,7 @@ async def test_files_are_written_only_for_a_version_that_rollouts_cannot_receive
     assert (simulation.ledger()["trained"], simulation.ledger()["problems"]) == (16, [])
 
 
-async def test_rollouts_follow_the_next_trainer_after_one_dies_with_its_memory(
-    simulation: Any, make_plan: MakePlan
-) -> None:
+async def test_rollouts_follow_the_next_trainer_after_one_dies_with_its_memory(simulation: Any) -> None:
     simulation.policy_class = Offering
     plan = make_plan(steps=6, checkpoint_every_steps=1)
     async with simulation.workers(rollouts=2):

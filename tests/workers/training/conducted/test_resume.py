@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from plaudit_workers.stream.groups import Group, read_groups
 from plaudit_workers.stream.trainer import StaleIncarnationError
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.state import SolvedRule
+from simulated_run import make_plan, positions
 from waiting import until
-
-MakePlan = Callable[..., Any]
 
 # A trainer that is killed does not close its connections.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -68,7 +67,7 @@ async def trained_through_kills(
     ],
 )
 async def test_a_trainer_that_is_killed_repeatedly_trains_the_same_samples_as_an_undisturbed_one(
-    simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, mini_batches: int, order: str
+    simulation: Any, staleness: int, mini_batches: int, order: str
 ) -> None:
     plan = make_plan(steps=8, staleness=staleness, mini_batches=mini_batches, order=order, checkpoint_every_steps=3)
     seeds: dict[int, set[int]] = defaultdict(set)
@@ -106,7 +105,7 @@ async def test_a_trainer_that_is_killed_repeatedly_trains_the_same_samples_as_an
 @pytest.mark.long
 @pytest.mark.parametrize(("staleness", "order"), [(0, "step"), (1, "step"), (2, "ready")])
 async def test_a_killed_trainer_that_replaces_groups_trains_every_position_once_or_drops_it_by_name(
-    simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, order: str
+    simulation: Any, staleness: int, order: str
 ) -> None:
     simulation.varied = {position for position in range(200) if position % 3}
     plan = make_plan(
@@ -129,7 +128,7 @@ async def test_a_killed_trainer_that_replaces_groups_trains_every_position_once_
 
 
 async def test_a_step_that_was_interrupted_twice_has_all_its_samples_and_no_time_between_its_trainers(
-    simulation: Any, make_plan: MakePlan
+    simulation: Any,
 ) -> None:
     plan, loop = make_plan(steps=3, mini_batches=4), asyncio.get_running_loop()
     between_s, began = 1.0, time.monotonic()
@@ -189,9 +188,7 @@ async def test_a_trainer_process_that_gets_sigkill_loses_nothing(simulation: Any
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-async def test_a_redis_that_forgets_everything_costs_only_time(
-    simulation: Any, make_plan: MakePlan, positions: Any, staleness: int
-) -> None:
+async def test_a_redis_that_forgets_everything_costs_only_time(simulation: Any, staleness: int) -> None:
     plan = make_plan(steps=5, staleness=staleness)
     simulation.slow_s = 0.4
     async with simulation.workers():
@@ -205,9 +202,7 @@ async def test_a_redis_that_forgets_everything_costs_only_time(
     assert simulation.ledger()["dropped:lost"] > 0
 
 
-async def test_a_redis_that_forgets_everything_while_no_trainer_lives_costs_only_time(
-    simulation: Any, make_plan: MakePlan, positions: Any
-) -> None:
+async def test_a_redis_that_forgets_everything_while_no_trainer_lives_costs_only_time(simulation: Any) -> None:
     plan = make_plan(steps=5, staleness=1)
     simulation.slow_s = 0.3
     async with simulation.workers():
@@ -226,9 +221,7 @@ async def test_a_redis_that_forgets_everything_while_no_trainer_lives_costs_only
     assert simulation.ledger()["problems"] == []
 
 
-async def test_groups_that_reappear_with_an_old_state_of_redis_are_not_trained_again(
-    simulation: Any, make_plan: MakePlan, positions: Any
-) -> None:
+async def test_groups_that_reappear_with_an_old_state_of_redis_are_not_trained_again(simulation: Any) -> None:
     plan = make_plan(steps=6, staleness=1)
     simulation.slow_s = 0.3
     async with simulation.workers():
@@ -243,7 +236,7 @@ async def test_groups_that_reappear_with_an_old_state_of_redis_are_not_trained_a
 
 
 async def test_a_group_that_is_not_ready_any_more_when_it_is_read_is_trained_when_it_is_again(
-    simulation: Any, make_plan: MakePlan, positions: Any, monkeypatch: pytest.MonkeyPatch
+    simulation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis comes back with an older state between the two looks with which a group is taken."""
     old: list[bytes] = []
@@ -271,7 +264,7 @@ async def test_a_group_that_is_not_ready_any_more_when_it_is_read_is_trained_whe
 
 
 async def test_a_redis_that_is_killed_and_loads_its_file_again_loses_nothing(
-    simulation: Any, make_plan: MakePlan, positions: Any, tmp_path: Any, redis_server: RedisServer
+    simulation: Any, tmp_path: Any, redis_server: RedisServer
 ) -> None:
     with RedisServer(tmp_path / "redis", persistence="always") as server:
         simulation.server = server
@@ -288,9 +281,7 @@ async def test_a_redis_that_is_killed_and_loads_its_file_again_loses_nothing(
     assert_whole(simulation, policy, positions, 20, 5)
 
 
-async def test_a_trainer_that_was_replaced_leaves_and_trains_nothing_more(
-    simulation: Any, make_plan: MakePlan, positions: Any
-) -> None:
+async def test_a_trainer_that_was_replaced_leaves_and_trains_nothing_more(simulation: Any) -> None:
     plan = make_plan(steps=6, staleness=1)
     simulation.slow_s = 0.2
     async with simulation.workers():
@@ -305,7 +296,7 @@ async def test_a_trainer_that_was_replaced_leaves_and_trains_nothing_more(
 
 
 async def test_a_checkpoint_that_a_replaced_trainer_saved_after_its_successor_began_does_not_count(
-    simulation: Any, make_plan: MakePlan, positions: Any, tmp_path: Path
+    simulation: Any, tmp_path: Path
 ) -> None:
     """The successor continued from step 2 and died before it saved a checkpoint of its own."""
     late = simulation.folder / "checkpoints" / "step-000004"
@@ -333,7 +324,7 @@ def prompts_of(simulation: Any) -> dict[int, str]:
 
 @pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.long), 1])
 async def test_a_killed_run_that_skips_solved_prompts_trains_those_of_an_undisturbed_one(
-    simulation: Any, make_plan: MakePlan, redis_server: RedisServer, run_name: str, tmp_path: Any, staleness: int
+    simulation: Any, redis_server: RedisServer, run_name: str, tmp_path: Any, staleness: int
 ) -> None:
     """Rewards are the row's number, 0 to 5: rows 3, 4 and 5 are solved at every visit, and skipped from the third."""
     rule = SolvedRule(3.0, 2)
@@ -361,7 +352,7 @@ async def test_a_killed_run_that_skips_solved_prompts_trains_those_of_an_undistu
 
 
 async def test_a_run_goes_on_from_another_runs_checkpoint(
-    simulation: Any, make_plan: MakePlan, positions: Any, redis_server: RedisServer, run_name: str, tmp_path: Any
+    simulation: Any, redis_server: RedisServer, run_name: str, tmp_path: Any
 ) -> None:
     async with simulation.workers():
         await simulation.train(make_plan(steps=2, staleness=1))
@@ -381,7 +372,7 @@ DATA = [DataFacts([FileFacts("train.jsonl", rows, f"{rows}")]) for rows in (1000
 
 @pytest.mark.long
 async def test_a_run_from_another_runs_checkpoint_begins_other_data_at_its_beginning(
-    simulation: Any, make_plan: MakePlan, redis_server: RedisServer, run_name: str, tmp_path: Any
+    simulation: Any, redis_server: RedisServer, run_name: str, tmp_path: Any
 ) -> None:
     simulation.data_facts = DATA[0]
     async with simulation.workers():
@@ -398,7 +389,7 @@ async def test_a_run_from_another_runs_checkpoint_begins_other_data_at_its_begin
         assert trained == (list(range(12)) if number else list(range(8, 20)))
 
 
-async def test_a_run_with_changed_data_is_refused_until_it_is_accepted(simulation: Any, make_plan: MakePlan) -> None:
+async def test_a_run_with_changed_data_is_refused_until_it_is_accepted(simulation: Any) -> None:
     simulation.data_facts = DATA[0]
     async with simulation.workers():
         await simulation.train(make_plan(steps=2))
@@ -412,7 +403,7 @@ async def test_a_run_with_changed_data_is_refused_until_it_is_accepted(simulatio
 
 
 async def test_a_run_whose_recorded_checkpoint_is_missing_is_refused_and_goes_on_once_it_is_back(
-    simulation: Any, make_plan: MakePlan, positions: Any, tmp_path: Any
+    simulation: Any, tmp_path: Any
 ) -> None:
     async with simulation.workers():
         await simulation.train(make_plan(steps=2))

@@ -12,7 +12,7 @@ from bad_network import BadNetwork
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.stream.transport import Transport
-from simulated_run import Simulation
+from simulated_run import Simulation, make_plan
 
 AWAY_S = 0.05
 
@@ -28,7 +28,7 @@ class OneTry(Simulation):
 
 
 async def test_connections_may_break_at_any_command_of_a_trainer_from_its_start_on(
-    redis_server: RedisServer, run_name: str, tmp_path: Path, make_plan: Any
+    redis_server: RedisServer, run_name: str, tmp_path: Path
 ) -> None:
     simulation = OneTry(redis_server, run_name, tmp_path)
     left = [

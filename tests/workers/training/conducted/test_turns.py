@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from plaudit_workers.stream.groups import Group
 from plaudit_workers.training.scripted import ScriptedBackend
 from plaudit_workers.training.turns import Turns
 from scripted_server import OK, Reply, ScriptedServer
+from simulated_run import make_plan
 
-MakePlan = Callable[..., Any]
 TURNS = "plaudit_workers.training.turns"
 HOLDING: set[Any] = set()
 """Engines and servers that hold memory of the GPUs."""
@@ -89,9 +89,7 @@ def sharing(simulation: Any) -> Any:
         {"validate_every": 2},
     ],
 )
-async def test_no_rollout_holds_memory_during_an_update(
-    sharing: Any, make_plan: MakePlan, plan: dict[str, Any]
-) -> None:
+async def test_no_rollout_holds_memory_during_an_update(sharing: Any, plan: dict[str, Any]) -> None:
     async with sharing.workers(rollouts=2):
         done, _ = await sharing.train(make_plan(steps=4, rollouts_sleep=True, **plan))
     assert done
@@ -100,7 +98,7 @@ async def test_no_rollout_holds_memory_during_an_update(
     assert all(step.statistics["timing_s/wait_for_gpus"] > 0 for step in sharing.steps() if step.step)
 
 
-async def test_no_rollout_falls_asleep_while_another_one_takes_its_memory(sharing: Any, make_plan: MakePlan) -> None:
+async def test_no_rollout_falls_asleep_while_another_one_takes_its_memory(sharing: Any) -> None:
     """vLLM measures what it frees on the whole GPU, and ends if that is less than nothing."""
     Sharing.load_s = 1.0
     async with sharing.workers(rollouts=3):
@@ -113,7 +111,7 @@ async def test_no_rollout_falls_asleep_while_another_one_takes_its_memory(sharin
 
 @pytest.mark.long
 async def test_after_an_outage_that_hid_all_heartbeats_an_update_waits_for_them(
-    sharing: Any, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_server: RedisServer
+    sharing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     """Heartbeats count for 2 s here and come every half second, so that the outage may be short."""
     for constant in ("plaudit_workers.stream.transport.LIVE_WITHIN_S", f"{TURNS}.LIVE_WITHIN_S"):
@@ -143,14 +141,14 @@ async def test_after_an_outage_that_hid_all_heartbeats_an_update_waits_for_them(
     assert Alone.overlaps == 0
 
 
-async def test_without_the_setting_rollouts_hold_memory_during_updates(sharing: Any, make_plan: MakePlan) -> None:
+async def test_without_the_setting_rollouts_hold_memory_during_updates(sharing: Any) -> None:
     async with sharing.workers(rollouts=2):
         done, _ = await sharing.train(make_plan(steps=4))
     assert done
     assert Alone.overlaps > 0
 
 
-async def test_the_next_trainer_wakes_rollouts_that_a_killed_one_left_asleep(sharing: Any, make_plan: MakePlan) -> None:
+async def test_the_next_trainer_wakes_rollouts_that_a_killed_one_left_asleep(sharing: Any) -> None:
     plan = make_plan(steps=6, rollouts_sleep=True, checkpoint_every_steps=1)
     chance = random.Random(7)
     async with sharing.workers(rollouts=2):
@@ -164,7 +162,7 @@ async def test_the_next_trainer_wakes_rollouts_that_a_killed_one_left_asleep(sha
     assert sharing.steps()[-1].step == 6
 
 
-async def test_a_rollout_that_starts_during_an_update_waits_for_its_end(sharing: Any, make_plan: MakePlan) -> None:
+async def test_a_rollout_that_starts_during_an_update_waits_for_its_end(sharing: Any) -> None:
     updating, seen = asyncio.Event(), []
     loop = asyncio.get_running_loop()
 
@@ -243,7 +241,7 @@ async def serving(simulation: Any, *names: str) -> AsyncIterator[list[Model]]:
 @pytest.mark.long
 @pytest.mark.parametrize("plan", [{}, {"staleness": 1, "mini_batches": 2}, {"staleness": 2, "order": "ready"}])
 async def test_no_reward_model_holds_memory_during_an_update_and_none_is_asked_in_its_sleep(
-    sharing: Any, make_plan: MakePlan, plan: dict[str, Any]
+    sharing: Any, plan: dict[str, Any]
 ) -> None:
     async with serving(sharing, "model-0", "model-1") as models, sharing.workers(rollouts=2, reward_workers=2):
         done, _ = await sharing.train(make_plan(steps=4, rollouts_sleep=True, models_sleep=True, **plan))
@@ -256,7 +254,7 @@ async def test_no_reward_model_holds_memory_during_an_update_and_none_is_asked_i
 
 
 @pytest.mark.long
-async def test_a_worker_that_dies_leaves_reward_models_their_turns(sharing: Any, make_plan: MakePlan) -> None:
+async def test_a_worker_that_dies_leaves_reward_models_their_turns(sharing: Any) -> None:
     chance = random.Random(3)
     plan = make_plan(steps=6, rollouts_sleep=True, models_sleep=True, staleness=1, mini_batches=2)
     async with serving(sharing, "model-0") as (model,), sharing.workers(rollouts=1, reward_workers=2):
@@ -268,9 +266,7 @@ async def test_a_worker_that_dies_leaves_reward_models_their_turns(sharing: Any,
     assert (Alone.overlaps, model.disturbed, sharing.ledger()["problems"]) == (0, 0, [])
 
 
-async def test_rollouts_that_do_not_take_turns_sample_while_a_reward_model_sleeps(
-    sharing: Any, make_plan: MakePlan
-) -> None:
+async def test_rollouts_that_do_not_take_turns_sample_while_a_reward_model_sleeps(sharing: Any) -> None:
     sharing.options = {"sleeps": False}
     async with serving(sharing, "model-0") as (model,), sharing.workers():
         done, _ = await sharing.train(make_plan(steps=4, models_sleep=True))

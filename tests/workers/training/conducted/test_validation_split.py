@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow.parquet
 import pytest
 
-MakePlan = Callable[..., Any]
+from simulated_run import make_plan, positions
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
 async def test_validation_comes_before_the_first_step_every_so_many_steps_and_after_the_last(
-    simulation: Any, make_plan: MakePlan, positions: Any, staleness: int
+    simulation: Any, staleness: int
 ) -> None:
     plan = make_plan(steps=5, staleness=staleness, validate_every=2)
     async with simulation.workers():
@@ -28,7 +27,7 @@ async def test_validation_comes_before_the_first_step_every_so_many_steps_and_af
     assert (ledger["evaluated"], ledger["trained"], ledger["admitted"]) == (24, 20, 44)
 
 
-async def test_validation_samples_are_of_exactly_the_validated_version(simulation: Any, make_plan: MakePlan) -> None:
+async def test_validation_samples_are_of_exactly_the_validated_version(simulation: Any) -> None:
     async with simulation.workers():
         await simulation.train(make_plan(steps=4, staleness=1, validate_every=2))
     for number in (0, 2, 4):
@@ -38,7 +37,7 @@ async def test_validation_samples_are_of_exactly_the_validated_version(simulatio
         assert {(row["version_min"], row["version_max"], row["end"]) for row in rows} == {(number, number, "evaluated")}
 
 
-async def test_validation_does_not_count_as_waiting_for_training_samples(simulation: Any, make_plan: MakePlan) -> None:
+async def test_validation_does_not_count_as_waiting_for_training_samples(simulation: Any) -> None:
     simulation.slow_s = 0.5
     async with simulation.workers():
         await simulation.train(make_plan(steps=2, validate_every=1))
@@ -48,7 +47,7 @@ async def test_validation_does_not_count_as_waiting_for_training_samples(simulat
         assert step.closed - step.opened == pytest.approx(step.statistics["step_s"])
 
 
-async def test_validation_samples_without_a_score_do_not_count_as_zero(simulation: Any, make_plan: MakePlan) -> None:
+async def test_validation_samples_without_a_score_do_not_count_as_zero(simulation: Any) -> None:
     simulation.broken_validation = {1, 2}
     async with simulation.workers():
         await simulation.train(make_plan(steps=1, validate_every=5))
@@ -57,9 +56,7 @@ async def test_validation_samples_without_a_score_do_not_count_as_zero(simulatio
     assert after.statistics["val/held-out/mine"] == pytest.approx(2.5)
 
 
-async def test_a_validation_that_was_broken_off_begins_anew(
-    simulation: Any, make_plan: MakePlan, positions: Any
-) -> None:
+async def test_a_validation_that_was_broken_off_begins_anew(simulation: Any) -> None:
     simulation.slow_s = 1.5
     plan = make_plan(steps=1, validate_every=5)
     async with simulation.workers():

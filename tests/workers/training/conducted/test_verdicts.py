@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from itertools import chain, pairwise
 from threading import Timer
 from typing import Any
@@ -21,7 +20,7 @@ from plaudit_wire.names import Names
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 from plaudit_workers.launch.redis import RedisServer
 from plaudit_workers.training.scripted import ScriptedBackend
-from plaudit_workers.training.state import RunPlan
+from simulated_run import make_plan
 
 STEPS = 4
 PAUSE_S = 6.0
@@ -35,13 +34,7 @@ PAUSE_S = 6.0
     ids=["slowed engine", "slowed scorer", "slowed update"],
 )
 async def test_the_verdict_names_the_part_that_was_slowed(
-    simulation: Any,
-    make_plan: Callable[..., RunPlan],
-    generate_s: float,
-    score_s: float,
-    update_s: float,
-    truth: str,
-    staleness: int,
+    simulation: Any, generate_s: float, score_s: float, update_s: float, truth: str, staleness: int
 ) -> None:
     for number, slower in enumerate((1, 8)):  # on a busy machine everything else can take longer than the slowed part
         simulation.latency_s, simulation.slow_s = slower * generate_s, slower * score_s
@@ -64,7 +57,7 @@ async def test_the_verdict_names_the_part_that_was_slowed(
 
 @pytest.mark.parametrize(("order", "staleness", "mini_batches"), [("step", 0, 1), ("step", 1, 2), ("ready", 2, 1)])
 async def test_from_events_alone_come_the_figures_that_the_trainer_computed_from_its_own_records(
-    simulation: Any, make_plan: Callable[..., RunPlan], order: str, staleness: int, mini_batches: int
+    simulation: Any, order: str, staleness: int, mini_batches: int
 ) -> None:
     plan = make_plan(steps=4, order=order, staleness=staleness, mini_batches=mini_batches, validate_every=2)
     async with simulation.workers(rollouts=2, reward_workers=2):
@@ -111,7 +104,7 @@ class Pausing(ScriptedBackend):
 @pytest.mark.long
 @pytest.mark.parametrize("during", ["waits", "publication"])
 async def test_a_pause_of_redis_is_named_in_the_steps_record_and_no_interval_is_negative(
-    simulation: Any, redis_server: RedisServer, make_plan: Callable[..., RunPlan], during: str
+    simulation: Any, redis_server: RedisServer, during: str
 ) -> None:
     assert redis_server.pid is not None
     simulation.policy_class, Pausing.redis_pid = Pausing, redis_server.pid if during == "publication" else 0
