@@ -286,10 +286,7 @@ def _llama_calls(text: str, known: Set[str]) -> Iterator[_Found]:
     """
     start = text.find("{")
     while start >= 0:
-        try:
-            value, stop = _decoded(text, start)
-        except (ValueError, RecursionError):
-            value, stop = None, _end_of_braces(text, start)
+        value, stop = _value_at(text, start)
         if call := _object_call(value, known):
             begin = start - len(_PYTHON_TAG) if text.endswith(_PYTHON_TAG, 0, start) else start
             yield range(begin, stop), call
