@@ -54,3 +54,10 @@ def signal_name(number: int) -> str:
     if signal.SIGRTMIN < number < signal.SIGRTMAX:
         return f"SIGRTMIN+{number - signal.SIGRTMIN}"
     return f"signal {number}"
+
+
+def how_ended(status: int) -> str:
+    """Return how a process ended, from its exit code, or the negative of the signal that killed it."""
+    if status >= 0:
+        return f"ended with exit code {status}"
+    return f"was killed by {signal_name(-status)}" + (" (out of memory?)" if -status == signal.SIGKILL else "")

@@ -38,7 +38,7 @@ from plaudit_reward.isolation.start import Output, start_child
 from plaudit_sandbox.lifetime import reap
 from plaudit_wire.backoff import backoff_s
 from plaudit_wire.errors import ConfigurationError, DataError, ScoringError
-from plaudit_wire.frames import READ_BYTES, Frames, frame, signal_name
+from plaudit_wire.frames import READ_BYTES, Frames, frame, how_ended
 from plaudit_wire.logs import get_logger
 from plaudit_wire.plain import PlainDataError, plain
 
@@ -146,12 +146,7 @@ class ChildProcess(asyncio.Protocol):
             by_itself = _exited(process.pid)
             self._kill_session()
             await self._reap()
-        how = "closed its connection to the worker"
-        if by_itself and process.returncode >= 0:
-            how = f"ended with exit code {process.returncode}"
-        elif by_itself:
-            how = f"was killed by {signal_name(-process.returncode)}"
-            how += " (out of memory?)" if process.returncode == -signal.SIGKILL else ""
+        how = how_ended(process.returncode) if by_itself else "closed its connection to the worker"
         tail = self._output.tail()
         self._on_exit(f"{how}; it last printed: {tail}" if tail else how)
 

@@ -25,9 +25,10 @@ from plaudit_wire.messages import Sampling
 from plaudit_workers.agents.messages import FinishedSample, McpServer
 from plaudit_workers.agents.processes import AgentProcesses
 from plaudit_workers.rollout.agents.endpoint import EndpointServer
+from plaudit_workers.rollout.agents.machine_tools import CallEnd
 from plaudit_workers.rollout.agents.session import ChatFormats, EndpointSession
 from plaudit_workers.rollout.agents.tool_calls import ParsedCall
-from plaudit_workers.rollout.agents.tools import CallEnd, ToolProcess
+from plaudit_workers.rollout.agents.tools import ToolProcess
 from waiting import until
 
 pytestmark = [

@@ -13,8 +13,9 @@ import pytest_asyncio
 from plaudit_sandbox.confinement import abi
 from plaudit_workers.agents.messages import FunctionTool, ProcessLimits
 from plaudit_workers.agents.processes import AgentProcesses
+from plaudit_workers.rollout.agents.machine_tools import CallEnd
 from plaudit_workers.rollout.agents.tool_calls import ParsedCall
-from plaudit_workers.rollout.agents.tools import CallEnd, ToolProcess
+from plaudit_workers.rollout.agents.tools import ToolProcess
 from waiting import until
 
 pytestmark = [
@@ -165,7 +166,7 @@ def sends_an_empty_message():
 def sends_a_result_that_nothing_asked_for():
     from plaudit_wire.frames import frame
     from plaudit_workers.agents.messages import ToolResult
-    write_to_wire(frame([ToolResult(999, "ok", "forged", 0.0)]))
+    write_to_wire(frame([ToolResult(999, "ok", "forged")]))
     time.sleep(60)
 
 

@@ -19,8 +19,9 @@ from plaudit_wire.errors import RefusedError
 from plaudit_workers.agents.messages import McpServer
 from plaudit_workers.agents.processes import AgentProcesses, sources_of
 from plaudit_workers.launch.redis import free_port
+from plaudit_workers.rollout.agents.machine_tools import CallEnd
 from plaudit_workers.rollout.agents.tool_calls import ParsedCall
-from plaudit_workers.rollout.agents.tools import CallEnd, ToolProcess
+from plaudit_workers.rollout.agents.tools import ToolProcess
 
 TOKEN = "hidden-1"
 SERVER = """

@@ -9,8 +9,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plaudit_job.spec.rollout import SkipSolvedSpec
 from plaudit_workers.training.schedule import GroupInFlight, Positions, Schedule
-from plaudit_workers.training.state import PromptOrder, SolvedRule
+from plaudit_workers.training.state import PromptOrder
 
 STEPS = 12
 
@@ -33,7 +34,7 @@ class Run:
     """A run with ``order: step``: prompts of step s are admitted once version s - 1 - k is published."""
 
     schedule: Schedule
-    rule: SolvedRule | None
+    rule: SkipSolvedSpec | None
     source: Rows
     learns_at: list[int]
     """Row → the step from which on the policy solves it."""
@@ -79,7 +80,7 @@ class Run:
 runs = st.builds(
     lambda prompts, staleness, visits, learns_at, seed: (
         Schedule(STEPS, prompts, max_staleness=staleness),
-        SolvedRule(1.0, visits),
+        SkipSolvedSpec(min_visits=visits),
         learns_at,
         seed,
     ),
@@ -139,14 +140,14 @@ def test_a_run_that_begins_to_skip_after_a_resume_continues_behind_what_was_admi
     positions = Positions()
     for position in range(4):
         positions.admit(GroupInFlight(str(position), position, 0, 1, 0))
-    order = PromptOrder(SolvedRule(1.0, 1))
+    order = PromptOrder(SkipSolvedSpec(min_visits=1))
     order.restore(None, positions)
     schedule = Schedule(9, 4)
     assert [order.place(position, schedule.step_of, Rows(3)) for position in (2, 4, 5)] == [2, 4, 5]
 
 
 def test_another_runs_checkpoint_gives_its_places_without_its_results():
-    schedule, rule = Schedule(9, 2), SolvedRule(1.0, 1)
+    schedule, rule = Schedule(9, 2), SkipSolvedSpec(min_visits=1)
     other = Run(schedule, rule, Rows(4), [1, 1, 99, 99], Random(0))
     for _ in range(3):
         other.step()

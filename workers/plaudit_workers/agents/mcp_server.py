@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
-from plaudit_wire.frames import signal_name
+from plaudit_wire.frames import how_ended
 from plaudit_wire.plain import PlainDataError, json_value, mended_json
 from plaudit_wire.printable import shown
 from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, first_cause, function_schema, in_fork
@@ -281,9 +281,7 @@ async def _gone(process: Any, otherwise: str) -> InfrastructureError:
     import anyio
 
     with anyio.move_on_after(_STATUS_WITHIN_S):
-        status = await process.wait()
-        how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
-        return InfrastructureError(f"its process {how}")
+        return InfrastructureError(f"its process {how_ended(await process.wait())}")
     return InfrastructureError(otherwise)
 
 

@@ -211,7 +211,6 @@ class ToolResult(msgspec.Struct, frozen=True, tag=True):
     """``killed``: the environment's server is gone."""
     text: str
     """The text that the model sees."""
-    seconds: float
     reward: float | None = None
     """The reward that the tool returned."""
     done: bool = False

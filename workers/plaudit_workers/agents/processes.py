@@ -22,7 +22,7 @@ from plaudit_job.spec.rollout import ToolSpec
 from plaudit_reward.functions.function import user_files
 from plaudit_reward.isolation.start import Output, start_child
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.frames import Frames, frame, signal_name
+from plaudit_wire.frames import Frames, frame, how_ended
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agents.messages import (
     AgentClass,
@@ -264,7 +264,7 @@ class AgentProcesses:
         if isinstance(message, Ended):
             sample = self._running.get(message.number)
             if sample is not None:
-                sample.exited(f"was killed: {message.reason}" if message.reason else _how(message.status))
+                sample.exited(f"was killed: {message.reason}" if message.reason else how_ended(message.status))
         elif loaded is not None and not loaded.done():
             if isinstance(message, Loaded):
                 self.environment = message.environment
@@ -325,12 +325,6 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"ended with exit code {status}"
-    return f"was killed by {signal_name(-status)}" + (" (out of memory?)" if -status == signal.SIGKILL else "")
 
 
 def sources_of(job: RLJob) -> list[Source]:

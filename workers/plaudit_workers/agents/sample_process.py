@@ -126,16 +126,12 @@ class _Sample:
         self._connection.sendall(frame([message]))
 
     async def _call(self, call: CallTool) -> None:
-        began = time.perf_counter()
         try:
             answer = await self._loaded.tools[call.tool].call(call.arguments, call.create_arguments)
-            text, seconds = cut_text(answer.text), time.perf_counter() - began
-            data = frame([ToolResult(call.id, "ok", text, seconds, answer.reward, bool(answer.done))])
+            data = frame([ToolResult(call.id, "ok", cut_text(answer.text), answer.reward, bool(answer.done))])
         except BaseException as error:  # the user's code: sys.exit and the like included
             outcome: Literal["error", "killed"] = "killed" if issubclass(type(error), InfrastructureError) else "error"
-            data = frame(
-                [ToolResult(call.id, outcome, error_text(error, MOST_CHARACTERS), time.perf_counter() - began)]
-            )
+            data = frame([ToolResult(call.id, outcome, error_text(error, MOST_CHARACTERS))])
         self._connection.sendall(data)
 
     async def _ask(self, question: AskEnvironment) -> None:

@@ -145,9 +145,7 @@ class ScriptedEngine:
         """Hold ``version`` after ``load_seconds``; the folder is not read, and ``recompute`` costs nothing."""
         await asyncio.sleep(self._script.load_seconds)
         if switch == "drain":
-            self._open.clear()
-            while self._running:
-                await self._idle.wait()
+            await self.sleep()
         self._version = version
         now = time.monotonic()
         for running in self._running:

@@ -242,15 +242,11 @@ def _json(call: Mapping[str, Any]) -> str:
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:
     """Return the job's sampling; what is a server's default is left out, because some servers refuse it."""
-    parameters: dict[str, Any] = {"temperature": sampling.temperature}
-    if sampling.top_p < 1:
-        parameters["top_p"] = sampling.top_p
-    if sampling.top_k > 0:
-        parameters["top_k"] = sampling.top_k
-    if sampling.stop:
-        parameters["stop"] = list(sampling.stop)
-    if sampling.stop_token_ids:
-        parameters["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.ignore_eos:
-        parameters["ignore_eos"] = True
-    return parameters
+    further = {
+        "top_p": sampling.top_p if sampling.top_p < 1 else None,
+        "top_k": sampling.top_k if sampling.top_k > 0 else None,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+    }
+    return {"temperature": sampling.temperature, **{name: value for name, value in further.items() if value}}

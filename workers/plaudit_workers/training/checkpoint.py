@@ -59,12 +59,12 @@ def write_checkpoint(folder: Path, step: int, copy: StateCopy, extra: dict[str, 
 
 def load_checkpoint(path: Path, model: PolicyModel) -> dict[str, Any]:
     """Load a checkpoint into a model of the same architecture, with any number of ranks; return its ``extra``."""
-    state = _read_state(path)
+    extra, index = _read_state(path)
     try:
         if (path / _EARLIER_FILE).is_file():
             model.load_state_dict(torch.load(path / _EARLIER_FILE, map_location="cpu", weights_only=True, mmap=True))
         else:
-            if _digest(path) != state["index"]:
+            if _digest(path) != index:
                 raise ShardError(f"{INDEX_FILE} is damaged")
             model.load(str(path))
     # A damaged file meets torch's unpickler, zip reader and shape checks; each fails with its own exception.
@@ -73,20 +73,19 @@ def load_checkpoint(path: Path, model: PolicyModel) -> dict[str, Any]:
             f"checkpoint {path} cannot be loaded: {error}. Is it of this model? Choose another one with "
             "trainer.checkpoint.resumeFrom, or remove the folder to continue from the previous checkpoint"
         ) from error
-    extra: dict[str, Any] = state["extra"]
     return extra
 
 
 def read_extra(path: Path) -> dict[str, Any]:
     """Return the ``extra`` of a checkpoint without loading the model; raise ``RefusedError`` if it is none."""
-    extra: dict[str, Any] = _read_state(path)["extra"]
-    return extra
+    return _read_state(path)[0]
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def _read_state(path: Path) -> tuple[dict[str, Any], str | None]:
+    """Return the ``extra`` of a checkpoint and the digest of its index, which those of earlier versions do not have."""
     try:
-        state: dict[str, Any] = json.loads((path / _STATE_FILE).read_text())
-        return {"extra": state["extra"], "index": state.get("index")}
+        state = json.loads((path / _STATE_FILE).read_text())
+        return state["extra"], state.get("index")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RefusedError(
             f"{path} is not a checkpoint: its {_STATE_FILE} cannot be read ({error}). Give a folder like "

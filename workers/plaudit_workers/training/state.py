@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 
 from plaudit_job.spec.rewards import AuditSpec
 from plaudit_job.spec.rljob import RLJob, SandboxesSpec
-from plaudit_job.spec.rollout import SamplingSpec, ValidationSamplingSpec
+from plaudit_job.spec.rollout import SamplingSpec, SkipSolvedSpec, ValidationSamplingSpec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion, Sampling
 from plaudit_wire.redis import Lateness
@@ -70,16 +70,6 @@ class PromptSource(Protocol):
         """Return a number of that prompt which is the same in every epoch."""
 
 
-@dataclass(frozen=True)
-class SolvedRule:
-    """Define when a prompt is skipped."""
-
-    threshold: float
-    """A group whose mean reward is at least this has solved its prompt."""
-    min_visits: int
-    """A prompt is skipped once so many groups have solved it and none has not."""
-
-
 class PromptOrder:
     """Choose the prompt of each position: the next one in the data's order that the run does not always solve. Pure.
 
@@ -92,7 +82,7 @@ class PromptOrder:
         rule: None: a position's place is its number from the first one of the data.
     """
 
-    def __init__(self, rule: SolvedRule | None = None, max_staleness: int = 0) -> None:
+    def __init__(self, rule: SkipSolvedSpec | None = None, max_staleness: int = 0) -> None:
         self._first = 0
         """The position of place 0; above 0 in a run that continues a checkpoint of other data."""
         self._rule = rule
@@ -240,7 +230,7 @@ class RunPlan:
     """The machines of samples; None: samples have none."""
     filter_truncated: bool = False
     """A sample that ended at a limit counts as one without a score."""
-    skip_solved: SolvedRule | None = None
+    skip_solved: SkipSolvedSpec | None = None
     """The prompts that are skipped because the run has always solved them; None: none."""
     retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
     """Pauses before the prompts of a step with too many failed scores are admitted again; after the last the job fails.
@@ -251,7 +241,7 @@ class RunPlan:
         """Read a resolved job."""
         spec = job.spec
         algorithm = spec.algorithm
-        validation, solved = spec.data.validation, spec.data.train.skip_solved
+        validation = spec.data.validation
         return cls(
             schedule=Schedule(
                 steps=algorithm.steps,
@@ -270,7 +260,7 @@ class RunPlan:
             else ValidationPlan(
                 every_steps=validation.every_steps,
                 samples_per_prompt=validation.samples_per_prompt,
-                sampling=_validation_sampling(validation.sampling, spec.rollout.sampling),
+                sampling=_sampling(spec.rollout.sampling, validation.sampling),
                 before_training=validation.before_training,
             ),
             checkpoint_every_steps=spec.trainer.checkpoint.every_steps,
@@ -282,36 +272,16 @@ class RunPlan:
             watches_drift=bool(spec.reward.watched),
             sandboxes=spec.sandboxes if spec.uses_sandboxes else None,
             filter_truncated=algorithm.filter_truncated,
-            skip_solved=None if solved is None else SolvedRule(solved.threshold, solved.min_visits),
+            skip_solved=spec.data.train.skip_solved,
         )
 
 
-def _sampling(section: SamplingSpec) -> Sampling:
-    return Sampling(
-        max_tokens=section.max_tokens,
-        temperature=section.temperature,
-        top_p=section.top_p,
-        top_k=section.top_k,
-        stop=list(section.stop),
-        stop_token_ids=list(section.stop_token_ids),
-        ignore_eos=section.ignore_eos,
-    )
-
-
-def _validation_sampling(section: ValidationSamplingSpec, training: SamplingSpec) -> Sampling:
-    """Return the sampling of validation, with the response length of training where none is given."""
-    return Sampling(
-        max_tokens=section.max_tokens or training.max_tokens,
-        temperature=section.temperature,
-        top_p=section.top_p,
-        top_k=section.top_k,
-        stop=list(training.stop),
-        stop_token_ids=list(training.stop_token_ids),
-        ignore_eos=section.ignore_eos,
-        min_p=section.min_p,
-        repetition_penalty=section.repetition_penalty,
-        min_tokens=section.min_tokens,
-    )
+def _sampling(training: SamplingSpec, validation: ValidationSamplingSpec | None = None) -> Sampling:
+    """Return the sampling of training; for that of validation, which has no ends of its own, both."""
+    given = training.model_dump(by_alias=False)
+    if validation is not None:
+        given |= validation.model_dump(by_alias=False, exclude_none=True)
+    return Sampling(**given)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from plaudit_job.spec.rollout import SkipSolvedSpec
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.sources.sample_schema import FOLDER, samples_file
 from plaudit_wire.errors import RefusedError
@@ -23,7 +24,6 @@ from plaudit_workers.stream import trainer as ready
 from plaudit_workers.stream.groups import Group, read_groups
 from plaudit_workers.stream.trainer import StaleIncarnationError
 from plaudit_workers.stream.transport import Transport
-from plaudit_workers.training.state import SolvedRule
 from simulated_run import make_plan, positions
 from waiting import until
 
@@ -327,7 +327,7 @@ async def test_a_killed_run_that_skips_solved_prompts_trains_those_of_an_undistu
     simulation: Any, redis_server: RedisServer, run_name: str, tmp_path: Any, staleness: int
 ) -> None:
     """Rewards are the row's number, 0 to 5: rows 3, 4 and 5 are solved at every visit, and skipped from the third."""
-    rule = SolvedRule(3.0, 2)
+    rule = SkipSolvedSpec(threshold=3.0, min_visits=2)
     plan = make_plan(steps=10, staleness=staleness, skip_solved=rule, checkpoint_every_steps=3)
     simulation.num_rows = 6
     simulation.update_s = lambda groups: 0.03

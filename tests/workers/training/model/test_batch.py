@@ -13,7 +13,6 @@ import torch
 from plaudit_wire.messages import Branch, PolicyVersion, decode_body, encode_body
 from plaudit_workers.training.model.batch import (
     ESTIMATORS,
-    DegenerateGroups,
     RewardPenalty,
     degenerate_groups,
     make_batch,
@@ -237,4 +236,4 @@ def test_advantages_of_a_group_sum_to_zero(name):
 
 def test_degenerate_groups_are_distinguished():
     scores, group = np.array([1.0, 0.5, 0.5, 0.0, 1.0]), np.array([0, 1, 1, 2, 2])
-    assert degenerate_groups(scores, group) == DegenerateGroups(single=1, zero_variance=1)
+    assert degenerate_groups(scores, group) == (1, 1)

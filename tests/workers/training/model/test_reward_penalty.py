@@ -21,9 +21,9 @@ def settings(**loss):
 
 def test_a_sample_with_branches_pays_for_all_its_tokens():
     own = [np.array([1.0, 2.0], np.float32), np.array([-1.0], np.float32), np.array([4.0], np.float32)]
-    found = penalise(np.array([1.0, 0.0]), [0, 1, 0], own, 0.1)
-    assert found.scores.tolist() == pytest.approx([1 - 0.7, 0.1])
-    assert found.figures["actor/reward_kl_penalty"] == pytest.approx((7 / 3 - 1) / 2)
+    scores, figures = penalise(np.array([1.0, 0.0]), [0, 1, 0], own, 0.1)
+    assert scores.tolist() == pytest.approx([1 - 0.7, 0.1])
+    assert figures["actor/reward_kl_penalty"] == pytest.approx((7 / 3 - 1) / 2)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8.0}])

@@ -89,10 +89,10 @@ def test_rewards_with_the_divergence_in_them_are_verls(row):
     estimates = ESTIMATES[row["name"]](torch.tensor(row["proximal"]), torch.tensor(row["reference"]))
     of_sequences = [own[: int(length)].numpy() for own, length in zip(estimates, LENGTHS, strict=True)]
     scores, group = np.array(row["scores"]), np.array(row["group"])
-    found = penalise(scores, range(len(scores)), of_sequences, row["coefficient"])
-    np.testing.assert_allclose(found.scores, row["rewards"], rtol=1e-4, atol=1e-5)
-    assert found.figures == pytest.approx(row["figures"], rel=1e-4)
-    advantages = ESTIMATORS["grpo"](found.scores, group, np.array(TABLE["lengths"]))
+    penalised, figures = penalise(scores, range(len(scores)), of_sequences, row["coefficient"])
+    np.testing.assert_allclose(penalised, row["rewards"], rtol=1e-4, atol=1e-5)
+    assert figures == pytest.approx(row["figures"], rel=1e-4)
+    advantages = ESTIMATORS["grpo"](penalised, group, np.array(TABLE["lengths"]))
     np.testing.assert_allclose(advantages, row["advantages"], rtol=1e-3, atol=1e-3)
 
 

@@ -6,7 +6,6 @@ Here are ``agent.kind: singleTurn``, one response to the prompt, and ``custom``,
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -94,19 +93,18 @@ class MachineCounts:
 
     def __init__(self) -> None:
         self._held = self._starting = 0
-        self._waits_since_s: dict[int, float] = {}
-        """Number of a wait → when it began (monotonic)."""
-        self._numbers = itertools.count()
+        self._waits_since_s: list[float] = []
+        """When each wait began (monotonic)."""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count a sample that waits for a place for its machine."""
-        number = next(self._numbers)
-        self._waits_since_s[number] = time.monotonic()
+        began_s = time.monotonic()
+        self._waits_since_s.append(began_s)
         try:
             yield
         finally:
-            del self._waits_since_s[number]
+            self._waits_since_s.remove(began_s)
 
     @contextmanager
     def starting(self) -> Iterator[None]:
@@ -124,8 +122,8 @@ class MachineCounts:
     @property
     def work(self) -> SandboxWork:
         """Return the counts of now."""
-        oldest_s = min(self._waits_since_s.values(), default=None)
-        wait_s = 0.0 if oldest_s is None else time.monotonic() - oldest_s
+        now_s = time.monotonic()
+        wait_s = now_s - min(self._waits_since_s, default=now_s)
         return SandboxWork(self._held, self._starting, len(self._waits_since_s), wait_s)
 
 

@@ -188,10 +188,7 @@ class EndpointAgent:
             )
         )
         try:
-            first: list[asyncio.Future[Any]] = [running, session.failed]
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            if session.failed.done():
-                session.failed.result()
+            await _first(session, running)
             ended = running.result()
         except LimitIgnoredError:
             return ProgramEnded()
@@ -241,13 +238,17 @@ async def _end(process: SampleProcess, order: RunAgentProgram, session: Endpoint
 
     process.on_message = on_message
     process.send(order)
-    first: list[asyncio.Future[Any]] = [ended, process.died, session.failed]
-    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-    if session.failed.done():
-        session.failed.result()
+    await _first(session, ended, process.died)
     if not ended.done():
         raise ProcessDiedError(process.died.result())
     return ended.result()
+
+
+async def _first(session: EndpointSession, *ends: asyncio.Future[Any]) -> None:
+    """Return when one of these is done; raise what the session failed with."""
+    await asyncio.wait([*ends, session.failed], return_when=asyncio.FIRST_COMPLETED)
+    if session.failed.done():
+        session.failed.result()
 
 
 def _late(limit_s: float) -> ProgramEnded:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from plaudit_job.spec.rljob import RLJob
 from plaudit_job.tasks import Task, expand
@@ -30,7 +30,7 @@ from plaudit_sandbox.container_engine import find_engine, require_loopback
 from plaudit_sandbox.machine import CommandEnd, Machine, Serve
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, RefusedError
 from plaudit_wire.messages import Prompt
-from plaudit_wire.records import SandboxRecord
+from plaudit_wire.records import CallOutcome, SandboxRecord
 from plaudit_workers.agents.messages import MachineReply, Tool, Trajectory, UseMachine
 from plaudit_workers.agents.processes import sample_seed
 from plaudit_workers.agents.sandbox_tools import sandbox_tools
@@ -52,17 +52,31 @@ _WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
 
 
 @dataclass(frozen=True, slots=True)
-class MachineCallEnd:
-    """The end of one call."""
+class CallEnd:
+    """Hold the end of one call."""
 
-    outcome: Literal["ok", "error", "timeout", "killed"]
-    """``killed``: the machine failed, through no fault of the policy."""
+    outcome: CallOutcome
     text: str
-    """What the model reads."""
-    call_s: float
+    """The text that the model reads."""
+    call_s: float = 0.0
     """Seconds from the request to the answer."""
-    wait_s: float
-    """The part of it before the command began."""
+    wait_s: float = 0.0
+    """The part of it in which the process was started, or before the machine began the command."""
+    reward: float | None = None
+    done: bool = False
+    """The environment ended the episode."""
+    in_machine: bool = False
+    """The call ran in the sample's own machine."""
+
+    def ends_sample(self, fail_on_tool_failure: bool) -> bool:
+        """Return True if the sample ends without a score.
+
+        A call that passed its limit or whose process ended does so where ``onToolFailure`` says so. In a machine the
+        policy can bring a limit about, and a machine that fails is not the policy's fault.
+        """
+        if self.in_machine:
+            return self.outcome == "killed"
+        return fail_on_tool_failure and self.outcome in ("timeout", "killed")
 
 
 class MachineTools:
@@ -211,7 +225,7 @@ class SampleMachine:
         """Return True for a tool of the machine."""
         return tool in self._shared.tools
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> MachineCallEnd:
+    async def call(self, name: str, arguments: dict[str, Any]) -> CallEnd:
         """Run one call, after the one before has ended; never raises."""
         began_s, wait_s = time.monotonic(), 0.0
         try:
@@ -221,7 +235,7 @@ class SampleMachine:
             outcome, text = "error", f"Error: {error}"
         except InfrastructureError as error:
             outcome, text = "killed", str(error)
-        return MachineCallEnd(outcome, text, time.monotonic() - began_s, wait_s)
+        return CallEnd(outcome, text, time.monotonic() - began_s, wait_s, in_machine=True)
 
     async def run_program(
         self,
@@ -374,7 +388,7 @@ _USES: dict[str, Callable[[SampleMachine, UseMachine], Awaitable[MachineReply]]]
     "upload": SampleMachine.upload,
     "download": SampleMachine.download,
 }
-_Outcome = tuple[Literal["ok", "error", "timeout", "killed"], str]
+_Outcome = tuple[CallOutcome, str]
 _CALLS: dict[str, Callable[[SampleMachine, dict[str, Any], float], Awaitable[_Outcome]]] = {
     "bash": SampleMachine.bash,
     "read_file": SampleMachine.read_file,

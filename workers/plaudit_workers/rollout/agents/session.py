@@ -11,11 +11,11 @@ import asyncio
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -31,6 +31,8 @@ from plaudit_workers.rollout.engine import Chat, EngineFailedError, RequestRefus
 from plaudit_workers.tokenizer import ChatTemplate
 
 logger = get_logger(__name__)
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 History = tuple[str, ...]
 """The keys of messages, in order."""
 _MOST_KEPT = 64
@@ -123,20 +125,14 @@ class EndpointSession:
 
     async def read(self, body: bytes) -> ChatRequest:
         """Parse a request as ``parse_request`` does, without holding up other samples."""
-        if len(body) < _LARGE_BYTES:
-            return parse_request(body, self.sampling)
-        async with self._chat_formats.large:
-            return await asyncio.to_thread(parse_request, body, self.sampling)
+        return await self._chat_formats.apart(len(body), parse_request, body, self.sampling)
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Generate the next turn; raise ``RequestError`` if its messages cannot be rendered, or at a limit."""
         chat_format, tools = self._format(request.tools), _tools_key(request.tools)
         history = request.history
-        if request.num_bytes < _LARGE_BYTES:
-            prompt_ids, parent = self._prompt(chat_format, request, tools, history)
-        else:  # a megabyte takes seconds, in which no lease of the rollout could be renewed
-            async with self._chat_formats.large:
-                prompt_ids, parent = await asyncio.to_thread(self._prompt, chat_format, request, tools, history)
+        prompt = chat_format, request, tools, history
+        prompt_ids, parent = await self._chat_formats.apart(request.num_bytes, self._prompt, *prompt)
         limit = self._room(prompt_ids, parent)
         number, self._num_requests = self._num_requests, self._num_requests + 1
         self.replaced.update(request.replaced)
@@ -385,8 +381,7 @@ class ChatFormats:
         self._arguments = arguments
         self._parser = parser
         self._kept: OrderedDict[str, ChatFormat] = OrderedDict()
-        self.large = asyncio.Lock()
-        """Held while a large request is read or tokenised in a thread: one at a time."""
+        self._large = asyncio.Lock()
 
     def of(self, tools: Sequence[dict[str, Any]]) -> ChatFormat:
         """Return the chat format of a list of tools."""
@@ -401,6 +396,18 @@ class ChatFormats:
         if len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
         return found
+
+    async def apart(
+        self, num_bytes: int, function: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
+    ) -> Result:
+        """Read or tokenise a large request in a thread, one at a time.
+
+        A megabyte takes seconds, in which no lease of the rollout could be renewed.
+        """
+        if num_bytes < _LARGE_BYTES:
+            return function(*args, **kwargs)
+        async with self._large:
+            return await asyncio.to_thread(function, *args, **kwargs)
 
     def text(self, ids: Sequence[int], stop: Sequence[str]) -> str:
         """Decode a turn as ``decoded_turn`` does, without its stop text."""

@@ -87,11 +87,15 @@ class ToolCallParser:
     def _split(self, text: str) -> tuple[str, str]:
         if self._name in ("openai", "hf"):
             return "", text
-        calls = [place for place, _ in _hermes_calls(text)] if _READERS.get(self._name) is _hermes_reader else []
+        calls = [place for place, _ in _hermes_calls(text)] if self._name in _HERMES else []
         return _without_reasoning(text, opened=self._opened, calls=calls)
 
 
 _Reader = Callable[[str], ParsedTurn]
+_Found = tuple[range, ParsedCall]
+"""A call, and its place in the text."""
+_Find = Callable[[str, Set[str]], Iterator[_Found]]
+_HERMES = ("hermes", "qwen3_json")
 
 
 def _vllm_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
@@ -131,8 +135,8 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?(\S+?)(?=\s|<|$)")
 _HIDDEN = "<|channel|>analysis"
 
 
-def _harmony_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
-    """Read the turns of gpt-oss, which are written in OpenAI's Harmony format.
+def _harmony_turn(text: str) -> ParsedTurn:
+    """Read a turn of gpt-oss, which is written in OpenAI's Harmony format.
 
     A turn consists of messages, each in a channel; one with a recipient calls a tool::
 
@@ -143,19 +147,15 @@ def _harmony_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) 
     calls and stays as it is. vLLM's own parser of this name works only inside its server, with an encoding that is
     downloaded.
     """
-
-    def read(text: str) -> ParsedTurn:
-        content, calls = [], []
-        for message in _MESSAGE.finditer(text):
-            if recipient := _RECIPIENT.search(message["header"]):
-                calls.append(_parsed(recipient[1], message["content"]))
-            elif _HIDDEN not in message["header"]:
-                content.append(message["content"])
-        if not calls and not content and "<|message|>" not in text:
-            return ParsedTurn(text, [])
-        return ParsedTurn("\n".join(content), calls)
-
-    return read
+    content, calls = [], []
+    for message in _MESSAGE.finditer(text):
+        if recipient := _RECIPIENT.search(message["header"]):
+            calls.append(_parsed(recipient[1], message["content"]))
+        elif _HIDDEN not in message["header"]:
+            content.append(message["content"])
+    if not calls and not content and "<|message|>" not in text:
+        return ParsedTurn(text, [])
+    return ParsedTurn("\n".join(content), calls)
 
 
 def _response_template_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
@@ -256,42 +256,17 @@ _PHI4 = re.compile(r"functools\s*(?=\[)")
 _LIST_ENDS = re.compile(r"\s*\](?:\s*(?:```|</tool_call>))?")
 
 
-def _hermes_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
-    """Read calls as Hermes and Qwen write them: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``.
+def _own_reader(find: _Find, name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    """Read the calls that ``find`` yields, with their places; it gets the text and the names of the tools.
 
-    What is no valid call stays text, also beside valid ones: vLLM's parser of this name drops them all then. Arguments
-    may be absent.
+    What is no valid call stays text, also beside valid ones: vLLM's parsers of these names drop all calls for a broken
+    one, or end a list at the first bracket of its arguments.
     """
-    return lambda text: _turn_of(text, _hermes_calls(text))
+    known = {tool["function"]["name"] for tool in tools}
+    return lambda text: _turn_of(text, find(text, known))
 
 
-def _llama_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
-    """Read calls as Llama 3 and 4 write them: JSON objects with ``name`` and ``parameters``, or ``arguments``.
-
-    They stay text or are calls as in ``_hermes_reader``. Without arguments the name must be that of a tool.
-    """
-    known = _names(tools)
-    return lambda text: _turn_of(text, _llama_calls(text, known))
-
-
-def _marked_reader(opening: re.Pattern[str], name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
-    """Read calls as Mistral, xLAM and Phi 4 write them: a list of JSON objects behind a mark of the family.
-
-    The objects are those of ``_llama_reader``. vLLM's parsers of these names drop all calls for a broken one, or end a
-    list at the first bracket of its arguments.
-
-    Args:
-        opening: the mark; a group ``name`` is that of a call whose arguments follow alone.
-    """
-    known = _names(tools)
-    return lambda text: _turn_of(text, _marked_calls(text, opening, known))
-
-
-def _names(tools: Sequence[dict[str, Any]]) -> Set[str]:
-    return {tool["function"]["name"] for tool in tools}
-
-
-def _turn_of(text: str, found: Iterable[tuple[range, ParsedCall]]) -> ParsedTurn:
+def _turn_of(text: str, found: Iterable[_Found]) -> ParsedTurn:
     """Return a turn with these calls at their places; the rest, without what separates calls, is its content."""
     content, calls, end = [], [], 0
     for place, call in found:
@@ -304,14 +279,14 @@ def _turn_of(text: str, found: Iterable[tuple[range, ParsedCall]]) -> ParsedTurn
     )
 
 
-def _llama_calls(text: str, known: Set[str]) -> Iterator[tuple[range, ParsedCall]]:
-    """Yield the calls and their places."""
+def _llama_calls(text: str, known: Set[str]) -> Iterator[_Found]:
+    """Yield calls as Llama 3 and 4 write them: JSON objects with ``name`` and ``parameters``, or ``arguments``.
+
+    Without arguments the name must be that of a tool.
+    """
     start = text.find("{")
     while start >= 0:
-        try:
-            value, stop = _decoded(text, start)
-        except (ValueError, RecursionError):
-            value, stop = None, _end_of_braces(text, start)
+        value, stop = _value_at(text, start)
         if call := _object_call(value, known):
             begin = start - len(_PYTHON_TAG) if text.endswith(_PYTHON_TAG, 0, start) else start
             yield range(begin, stop), call
@@ -329,8 +304,14 @@ def _object_call(value: Any, known: Set[str]) -> ParsedCall | None:
     return _parsed(name, arguments) if isinstance(arguments, str) else _call(name, arguments)
 
 
-def _marked_calls(text: str, opening: re.Pattern[str], known: Set[str]) -> Iterator[tuple[range, ParsedCall]]:
-    """Yield the valid calls and their places; that of the first of a list holds the mark before it."""
+def _marked_calls(opening: re.Pattern[str], text: str, known: Set[str]) -> Iterator[_Found]:
+    """Yield calls as Mistral, xLAM and Phi 4 write them: a list of the objects of ``_llama_calls`` behind a mark.
+
+    The place of the first of a list holds the mark before it.
+
+    Args:
+        opening: the mark; a group ``name`` is that of a call whose arguments follow alone.
+    """
     start = 0
     while found := opening.search(text, start):
         begin, start = found.start(), found.end()
@@ -403,8 +384,11 @@ def _end_of_braces(text: str, start: int) -> int:
     return len(text)
 
 
-def _hermes_calls(text: str) -> Iterator[tuple[range, ParsedCall]]:
-    """Yield the valid calls and their places."""
+def _hermes_calls(text: str, _: Set[str] = frozenset()) -> Iterator[_Found]:
+    """Yield calls as Hermes and Qwen write them: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``.
+
+    Arguments may be absent.
+    """
     start = text.find(_BEGIN)
     while start >= 0:
         begin = _after_space(text, start + len(_BEGIN))
@@ -429,14 +413,12 @@ def _after_space(text: str, place: int, signs: str = "") -> int:
 
 
 _READERS: dict[str, Callable[[str, Any, Sequence[dict[str, Any]]], _Reader]] = {
-    "hermes": _hermes_reader,
-    "qwen3_json": _hermes_reader,
-    "llama3_json": _llama_reader,
-    "llama4_json": _llama_reader,
-    "mistral": partial(_marked_reader, _MISTRAL),
-    "xlam": partial(_marked_reader, _XLAM),
-    "phi4_mini_json": partial(_marked_reader, _PHI4),
-    "openai": _harmony_reader,
+    **dict.fromkeys(_HERMES, partial(_own_reader, _hermes_calls)),
+    **dict.fromkeys(("llama3_json", "llama4_json"), partial(_own_reader, _llama_calls)),
+    "mistral": partial(_own_reader, partial(_marked_calls, _MISTRAL)),
+    "xlam": partial(_own_reader, partial(_marked_calls, _XLAM)),
+    "phi4_mini_json": partial(_own_reader, partial(_marked_calls, _PHI4)),
+    "openai": lambda *_: _harmony_turn,
     "hf": _response_template_reader,
 }
 """Names that vLLM knows too. ``openai`` and ``hf`` it reads only in its server; they know reasoning themselves."""

@@ -37,7 +37,7 @@ from plaudit_workers.agents.messages import (
 from plaudit_workers.agents.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.agents.agent import AgentError, Generate
 from plaudit_workers.rollout.agents.chat import ChatSuffix, decoded_turn, tool_call, tool_message, without_end
-from plaudit_workers.rollout.agents.machine_tools import MachineTools, SampleMachine
+from plaudit_workers.rollout.agents.machine_tools import CallEnd, MachineTools, SampleMachine
 from plaudit_workers.rollout.agents.tool_calls import ParsedCall, ParsedTurn, ToolCallParser
 from plaudit_workers.rollout.engine import Chat
 from plaudit_workers.tokenizer import TOOL_SELECTION, ChatTemplate
@@ -60,34 +60,6 @@ _MOST_SELECTIONS = 256
 """Of the agent's tools, by rows; those used last are kept."""
 
 Answer = TypeVar("Answer", ToolResult, EnvironmentReply)
-
-
-@dataclass(frozen=True, slots=True)
-class CallEnd:
-    """Hold the end of one call."""
-
-    outcome: CallOutcome
-    text: str
-    """The text that the model reads."""
-    call_s: float = 0.0
-    """Seconds from the request to the answer."""
-    wait_s: float = 0.0
-    """The part of it in which the process was started."""
-    reward: float | None = None
-    done: bool = False
-    """The environment ended the episode."""
-    in_machine: bool = False
-    """The call ran in the sample's own machine."""
-
-    def ends_sample(self, fail_on_tool_failure: bool) -> bool:
-        """Return True if the sample ends without a score.
-
-        A call that passed its limit or whose process ended does so where ``onToolFailure`` says so. In a machine the
-        policy can bring a limit about, and a machine that fails is not the policy's fault.
-        """
-        if self.in_machine:
-            return self.outcome == "killed"
-        return fail_on_tool_failure and self.outcome in ("timeout", "killed")
 
 
 class ToolProcess:
@@ -141,12 +113,9 @@ class ToolProcess:
         return [next(left[own]) for own in inside]
 
     async def _call_machine(self, calls: Sequence[ParsedCall]) -> list[CallEnd]:
-        ends = []
-        for call in calls:
-            assert self._machine is not None
-            end = await self._machine.call(call.name, call.arguments)
-            ends.append(CallEnd(end.outcome, end.text, end.call_s, end.wait_s, in_machine=True))
-        return ends
+        if self._machine is None:
+            return []
+        return [await self._machine.call(call.name, call.arguments) for call in calls]
 
     async def _call_process(self, calls: Sequence[ParsedCall]) -> list[CallEnd]:
         if not calls:

@@ -179,12 +179,12 @@ def make_batch(
     trained = [(owner, each) for owner, each in enumerate(scored) if not (mask_truncated and each.is_truncated)]
     owned = [(owner, sequence) for owner, sample in trained for sequence in _sequences(sample)]
     owners, sequences = [owner for owner, _ in owned], tuple(sequence for _, sequence in owned)
-    rewards, figures = scores, {}
+    rewards, figures = scores, dict[str, float]()
     if penalty is not None and sequences:
         found = penalty.divergences(TrainingBatch(sequences, temperature, {}))
         own = [values[sequence.loss_mask] for values, sequence in zip(found, sequences, strict=True)]
-        penalised = penalise(scores, owners, own, penalty.coefficient)
-        rewards, figures = penalised.scores, penalised.figures | _spread("critic/rewards", penalised.scores)
+        rewards, figures = penalise(scores, owners, own, penalty.coefficient)
+        figures |= _spread("critic/rewards", rewards)
     if turn_weights is None:
         advantages = ESTIMATORS[estimator](rewards, group, num_tokens)
         sequences = tuple(replace(each, advantage=float(advantages[owner])) for owner, each in owned)
@@ -193,14 +193,14 @@ def make_batch(
         sequences = tuple(_with_turns(each, scored[owner], by_turn[owner]) for owner, each in owned)
         advantages = np.concatenate([np.zeros(0), *by_turn])
     figures |= _of_responses(groups) | _spread("critic/score", scores) | _spread("critic/advantages", advantages)
-    degenerate = degenerate_groups(rewards, group)
+    single, zero_variance = degenerate_groups(rewards, group)
     statistics = {
         "training/samples": float(sum(len(each.samples) for each in groups)),
         "training/scored": float(scores.size),
         "training/sequences": float(len(sequences)),
         "training/tokens": float(sum(sequence.num_trained_tokens for sequence in sequences)),
-        "training/groups_single": float(degenerate.single),
-        "training/groups_zero_variance": float(degenerate.zero_variance),
+        "training/groups_single": float(single),
+        "training/groups_zero_variance": float(zero_variance),
     }
     return TrainingBatch(sequences, temperature, statistics | figures)
 
@@ -385,21 +385,15 @@ ESTIMATORS: dict[str, Estimator] = {
 """``algorithm.advantage`` of the job → its estimator."""
 
 
-@dataclass(frozen=True)
-class DegenerateGroups:
-    """Count groups without a group-relative signal."""
+def degenerate_groups(scores: Floats, group: Ints) -> tuple[int, int]:
+    """Count the groups of one survivor, and those of more whose scores are equal.
 
-    single: int
-    """One survivor."""
-    zero_variance: int
-    """Two or more survivors with equal scores."""
-
-
-def degenerate_groups(scores: Floats, group: Ints) -> DegenerateGroups:
-    """Count groups without a group-relative signal; ``group`` has every number from 0 to its maximum."""
+    Args:
+        group: has every number from 0 to its maximum.
+    """
     sizes = np.bincount(group)
     spread = _has_spread(scores, group)
-    return DegenerateGroups(int((sizes == 1).sum()), int(((sizes > 1) & ~spread).sum()))
+    return int((sizes == 1).sum()), int(((sizes > 1) & ~spread).sum())
 
 
 def _has_spread(scores: Floats, group: Ints) -> NDArray[np.bool_]:
@@ -481,18 +475,9 @@ def turn_advantages(
     return advantages
 
 
-@dataclass(frozen=True)
-class PenalisedScores:
-    """Hold the rewards of an update after the penalty."""
-
-    scores: Floats
-    """float64[S]: r'."""
-    figures: dict[str, float]
-
-
 def penalise(
     scores: Floats, owners: Sequence[int], divergences: Sequence[Float32s], coefficient: float
-) -> PenalisedScores:
+) -> tuple[Floats, dict[str, float]]:
     """Subtract the divergence from the starting weights from each sample's reward (``loss.klIn: reward``).
 
     ``r'_i = r_i - klCoefficient · Σ_t k_it`` over the trained tokens of sample i, with ``k`` the estimate
@@ -506,7 +491,7 @@ def penalise(
         divergences: of each sequence, one estimate a trained token.
 
     Returns:
-        The lowered rewards; the mean over samples of the mean over their tokens, under verl's name.
+        r', float64[S]; the mean over samples of the mean over their tokens, under verl's name.
     """
     sums, num_tokens = np.zeros_like(scores), np.zeros_like(scores)
     for owner, own in zip(owners, divergences, strict=True):
@@ -516,7 +501,7 @@ def penalise(
     figures = {"actor/reward_kl_penalty_coeff": coefficient}
     if trained.any():
         figures["actor/reward_kl_penalty"] = float((sums[trained] / num_tokens[trained]).mean())
-    return PenalisedScores(scores - coefficient * sums, figures)
+    return scores - coefficient * sums, figures
 
 
 class KlController:

@@ -151,16 +151,20 @@ def ppo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
     Yu et al. 2025, DAPO (arXiv 2503.14476); dual clip: Ye et al. 2020 (arXiv 1912.09729). Degenerate: at ratio 1 the
     gradient is the plain policy gradient and nothing is clipped.
     """
-    ratio = exp_ratio(tokens.logprobs, anchor)
-    unclipped = ratio * tokens.advantages
-    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * tokens.advantages
-    gains = torch.minimum(unclipped, clipped)
+    gains, is_clipped = _clipped_gains(exp_ratio(tokens.logprobs, anchor), tokens, settings)
     bounded = torch.zeros_like(gains, dtype=torch.bool)
     if settings.clip_ratio_c:
         least = settings.clip_ratio_c * tokens.advantages
         bounded = (tokens.advantages < 0) & (gains < least)
         gains = torch.where(bounded, least, gains)
-    return TokenLosses(-gains, clipped < unclipped, bounded)
+    return TokenLosses(-gains, is_clipped, bounded)
+
+
+def _clipped_gains(ratio: Tensor, tokens: TokenInputs, settings: LossSpec) -> tuple[Tensor, Tensor]:
+    """Return ``min(r A, clip(r, 1 - clipLow, 1 + clipHigh) A)``, and where the clip acted: bool[R]."""
+    unclipped = ratio * tokens.advantages
+    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * tokens.advantages
+    return torch.minimum(unclipped, clipped), clipped < unclipped
 
 
 def gspo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:
@@ -174,10 +178,8 @@ def gspo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses
     frozen = tokens.logprobs.detach()
     of_sequence = sequence_means(frozen - anchor, tokens.lengths)
     ratio = (tokens.logprobs - frozen + of_sequence).clamp(max=_MAX_SEQUENCE_LOG_RATIO).exp()
-    unclipped = ratio * tokens.advantages
-    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * tokens.advantages
-    nowhere = torch.zeros_like(ratio, dtype=torch.bool)
-    return TokenLosses(-torch.minimum(unclipped, clipped), clipped < unclipped, nowhere)
+    gains, is_clipped = _clipped_gains(ratio, tokens, settings)
+    return TokenLosses(-gains, is_clipped, torch.zeros_like(ratio, dtype=torch.bool))
 
 
 def cispo(tokens: TokenInputs, anchor: Tensor, settings: LossSpec) -> TokenLosses:

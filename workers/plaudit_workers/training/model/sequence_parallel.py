@@ -41,14 +41,17 @@ class SequenceParallel:
 
         All other fields remain those of the whole row.
         """
-        num_tokens = row.input_ids.shape[1]
-        length = round_up(num_tokens, self._size) // self._size
-        start = self._index * length
+        start, end = self._own_places(row)
         targets = slice(*self._own_targets(row))
+
+        def own(tokens: Tensor) -> Tensor:
+            found = tokens[:, start:end]
+            return pad(found, (0, end - start - found.shape[1]))
+
         return replace(
             row,
-            input_ids=self._own_tokens(row.input_ids, start, length),
-            position_ids=self._own_tokens(row.position_ids, start, length),
+            input_ids=own(row.input_ids),
+            position_ids=own(row.position_ids),
             sources=row.sources[targets] - start,
             targets=row.targets[targets],
         )
@@ -65,14 +68,14 @@ class SequenceParallel:
 
     def _own_targets(self, row: MicroBatch) -> tuple[int, int]:
         """Return the first of the row's targets that this rank predicts, and the one behind the last."""
-        length = round_up(row.input_ids.shape[1], self._size) // self._size
-        bounds = torch.tensor([self._index * length, (self._index + 1) * length], device=row.sources.device)
+        bounds = torch.tensor(self._own_places(row), device=row.sources.device)
         first, end = torch.searchsorted(row.sources, bounds).tolist()
         return first, end
 
-    def _own_tokens(self, tokens: Tensor, start: int, length: int) -> Tensor:
-        own = tokens[:, start : start + length]
-        return pad(own, (0, length - own.shape[1]))
+    def _own_places(self, row: MicroBatch) -> tuple[int, int]:
+        """Return the first of this rank's tokens in the padded row, and the one behind the last."""
+        length = round_up(row.input_ids.shape[1], self._size) // self._size
+        return self._index * length, (self._index + 1) * length
 
 
 class HeadExchange:

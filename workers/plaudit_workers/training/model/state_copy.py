@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,10 @@ class StateCopy:
 
     def __init__(self, ranks: Ranks, tensors: Mapping[str, Tensor], progress: StateProgress) -> None:
         self._ranks = ranks
-        self._rows = list(_copied(tensors, ranks.rank))
+        self._rows = [
+            TensorRows(name, host_copy(rows), first_row, tuple(tensors[name].shape))
+            for name, rows, first_row in saved_rows(tensors, ranks.rank)
+        ]
         self._progress = progress
         self._thread: threading.Thread | None = None
         self._begun = False
@@ -119,11 +122,6 @@ class StateCopy:
 
     def _gather(self, message: bytes) -> list[bytes]:
         return gather_bytes(message, self._ranks.world_size, self._ranks.saving)
-
-
-def _copied(tensors: Mapping[str, Tensor], rank: int) -> Iterator[TensorRows]:
-    for name, rows, first_row in saved_rows(tensors, rank):
-        yield TensorRows(name, host_copy(rows), first_row, tuple(tensors[name].shape))
 
 
 def refuse_other_tensors(index: ShardIndex, tensors: Mapping[str, Tensor]) -> None:
