@@ -40,12 +40,12 @@ from plaudit_workers.stream.calls import StreamLimits
 from plaudit_workers.stream.trainer import TrainerStreams
 from plaudit_workers.stream.transport import Transport
 from plaudit_workers.training.model.optimizer import PolicyOptimizer
-from plaudit_workers.training.model.weight_offer import layout_of, part_of, shapes_of
+from plaudit_workers.training.model.weight_offer import part_of, shapes_of
 from plaudit_workers.weights.deltas import DELTA_FILE, DeltaRecord
 from plaudit_workers.weights.files import WeightFiles
 from plaudit_workers.weights.image import WeightForm, WeightImage
 from plaudit_workers.weights.published import combined_digest
-from plaudit_workers.weights.send import WeightServer
+from plaudit_workers.weights.send import WeightServer, file_layout
 
 _LAYERS, _HIDDEN, _INNER, _KEYS, _VOCABULARY = 24, 896, 4864, 128, 151_936
 _ROLLOUTS = 2
@@ -162,7 +162,7 @@ class Publisher:
         self._server.offer(version, "token", part)
         parts = [TransferPart(f"127.0.0.1:{self._server.port}", part.digest)]
         return Announcement(
-            version, "", "", Transfer("token", layout_of(self._weights, torch.bfloat16).num_bytes, parts)
+            version, "", "", Transfer("token", file_layout(shapes_of(self._weights, torch.bfloat16)).num_bytes, parts)
         )
 
     def _files(self, version: PolicyVersion) -> Announcement:

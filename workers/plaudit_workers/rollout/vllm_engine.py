@@ -175,7 +175,7 @@ class VllmEngine:
             import torch
             from vllm.v1.engine.llm_engine import LLMEngine
 
-            from plaudit_workers.rollout.vllm_loop import EngineAdapters, VllmLoop
+            from plaudit_workers.rollout.vllm_loop import VllmLoop
             from plaudit_workers.tokenizer import with_model_ends
 
         if is_cpu_build():
@@ -188,7 +188,7 @@ class VllmEngine:
             engine,
             lambda answers: self._post(partial(_resolve, answers)),
             untied=is_untied(arguments),
-            adapters=EngineAdapters(engine) if arguments.enable_lora else None,
+            adapters=arguments.enable_lora,
             images=self._settings.images is not None,
         )
         return loop, with_model_ends(engine.get_tokenizer(), self._settings.source, self._settings.revision)

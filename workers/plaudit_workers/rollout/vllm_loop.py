@@ -14,7 +14,6 @@ adapter that began it.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import queue
 import time
 from collections import deque
@@ -54,31 +53,6 @@ _REFUSALS = (VLLMClientError, ValueError)
 """Exceptions of vLLM for a request that can never be generated."""
 _DISCARD = 2
 """vLLM's level of sleep that keeps no copy of the weights: new ones are loaded before anything is generated."""
-
-
-class EngineAdapters:
-    """Serve published LoRA adapters; each request keeps the one with which it began.
-
-    A switch adds the new adapter beside the old ones; the engine computes requests of several versions in one step. An
-    adapter that no running request uses any more is the first that vLLM drops.
-
-    Args:
-        engine: built with ``enable_lora``; its own weights are those of ``model.source``.
-    """
-
-    def __init__(self, engine: LLMEngine) -> None:
-        self._engine = engine
-        self._ids = itertools.count(1)
-        self.newest: LoRARequest | None = None
-        """For new requests; None before the first load."""
-
-    def load(self, folder: Path, version: PolicyVersion) -> None:
-        """Load an adapter for the requests from now on; raise what vLLM raises if it is of another model."""
-        # A repeated load of the same version is a new adapter to vLLM: the files may have changed.
-        number = next(self._ids)
-        adapter = LoRARequest(lora_name=f"{version}-{number}", lora_int_id=number, lora_path=str(folder))
-        self._engine.add_lora(adapter)
-        self.newest = adapter
 
 
 def _sampling_parameters(request: SampleRequest) -> SamplingParams:
@@ -140,6 +114,7 @@ class VllmLoop:
         engine: vLLM's engine, its core in this process.
         report: called once a round with the answers of that round.
         untied: the model was built with an output head of its own; see ``UntiedWeights``.
+        adapters: weights are LoRA adapters, and the engine, built with ``enable_lora``, keeps its own.
     """
 
     def __init__(
@@ -148,13 +123,15 @@ class VllmLoop:
         report: Callable[[list[FutureResult]], None],
         *,
         untied: bool = False,
-        adapters: EngineAdapters | None = None,
+        adapters: bool = False,
         images: bool = False,
     ) -> None:
         self._engine = engine
         self._report = report
         self._untied = untied
         self._adapters = adapters
+        self._adapter: LoRARequest | None = None
+        """For new requests; None before the first load, and without adapters."""
         self._images = images
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._line: deque[Generation] = deque()
@@ -239,17 +216,13 @@ class VllmLoop:
                 self._answers.append((load.future, None))
                 continue
             try:
-                check_readable(self._engine, load.path, adapter=self._adapters is not None)
+                check_readable(self._engine, load.path, adapter=self._adapters)
             except WeightsUnreadableError as error:
                 self._version = None
                 self._answers.append((load.future, error))
             else:
                 self._load(load)
                 self._answers.append((load.future, None))
-
-    @property
-    def _adapter(self) -> LoRARequest | None:
-        return self._adapters.newest if self._adapters else None
 
     def _settle(self) -> None:
         """Finish the batches that pipeline parallelism keeps in flight: the old weights sample their tokens."""
@@ -278,7 +251,7 @@ class VllmLoop:
         self._num_loads += 1
         try:
             if self._adapters:
-                self._adapters.load(load.path, load.version)
+                self._add_adapter(load)
             else:
                 self._replace_weights(load)
         except Exception as error:
@@ -293,6 +266,17 @@ class VllmLoop:
             self._engine.reset_prefix_cache(reset_running_requests=True)
             for generation in self._running.values():
                 generation.recomputed += 1
+
+    def _add_adapter(self, load: WeightLoad) -> None:
+        """Add an adapter beside the old ones; the engine computes requests of several versions in one step.
+
+        One that no running request uses any more is the first that vLLM drops.
+        """
+        # A repeated load of the same version is a new adapter to vLLM: the files may have changed.
+        name = f"{load.version}-{self._num_loads}"
+        adapter = LoRARequest(lora_name=name, lora_int_id=self._num_loads, lora_path=str(load.path))
+        self._engine.add_lora(adapter)
+        self._adapter = adapter
 
     def _replace_weights(self, load: WeightLoad) -> None:
         weights = {"weights_iterator": UntiedWeights(load.path)} if self._untied else {"weights_path": str(load.path)}

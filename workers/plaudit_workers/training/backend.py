@@ -53,16 +53,10 @@ class TorchBackend:
     """
 
     def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path, redis_url: str = "") -> None:
-        self._advantage = job.spec.algorithm.advantage
-        self._mask_truncated = job.spec.algorithm.mask_truncated
-        self._filter_truncated = job.spec.algorithm.filter_truncated
-        per_turn = job.spec.algorithm.advantage_per == "turn"
-        self._turn_weights = job.spec.reward.environment_weights if per_turn else None
-        loss = job.spec.algorithm.loss
-        self._kl = KlController(loss.kl_coefficient, loss.adaptive_kl)
-        self._penalises_reward = loss.penalises_reward
-        self._epochs = job.spec.algorithm.epochs
-        self._discarded = DiscardedUpdates(job.spec.algorithm)
+        self._algorithm = algorithm = job.spec.algorithm
+        self._turn_weights = job.spec.reward.environment_weights if algorithm.advantage_per == "turn" else None
+        self._kl = KlController(algorithm.loss.kl_coefficient, algorithm.loss.adaptive_kl)
+        self._discarded = DiscardedUpdates(algorithm)
         self._temperature = job.spec.rollout.sampling.temperature
         self._keep = job.spec.trainer.checkpoint.keep
         self._ranks = job.spec.trainer.ranks
@@ -85,19 +79,21 @@ class TorchBackend:
         """Make ``algorithm.epochs`` optimizer steps on these groups; return their joined figures."""
         if self._model.images is not None:
             refuse_other_expansions(groups, self._model.images)
-        penalty = RewardPenalty(self._kl.coefficient, self._model.divergences) if self._penalises_reward else None
+        algorithm, penalty = self._algorithm, None
+        if algorithm.loss.penalises_reward:
+            penalty = RewardPenalty(self._kl.coefficient, self._model.divergences)
         batch = make_batch(
             groups,
-            self._advantage,
+            algorithm.advantage,
             self._temperature,
             penalty,
             self._turn_weights,
-            mask_truncated=self._mask_truncated,
-            filter_truncated=self._filter_truncated,
+            mask_truncated=algorithm.mask_truncated,
+            filter_truncated=algorithm.filter_truncated,
         )
         if (divergence := batch.statistics.get("actor/reward_kl_penalty")) is not None:
             self._kl.update(divergence, len({(sequence.group, sequence.index) for sequence in batch.sequences}))
-        return join_epochs([self._timed(batch) for _ in range(self._epochs)])
+        return join_epochs([self._timed(batch) for _ in range(algorithm.epochs)])
 
     def _timed(self, batch: TrainingBatch) -> dict[str, float]:
         started = time.monotonic()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,12 @@ from plaudit_workers.training.model.sharding import (
 )
 from plaudit_workers.training.model.state_copy import Commands, StateCopy, read_own_rows, refuse_other_tensors
 from plaudit_workers.training.model.trial import try_loss
-from plaudit_workers.training.model.weight_offer import WeightOffer, layout_of, part_of, shapes_of, weights_port
+from plaudit_workers.training.model.weight_offer import WeightOffer, part_of, shapes_of, weights_port
 from plaudit_workers.weights.files import ShardReader, WeightFiles
 from plaudit_workers.weights.image import CopiedWeights, WeightForm, WeightImage
 from plaudit_workers.weights.index import MODEL_PREFIX, PROXIMAL_PREFIX, ShardError, ShardIndex, StateProgress
 from plaudit_workers.weights.published import ADAPTER_FILE, WEIGHTS_FILE, Probe
-from plaudit_workers.weights.send import WeightServer, host_towards
+from plaudit_workers.weights.send import WeightServer, file_layout, host_towards
 
 
 class PolicyModel:
@@ -273,13 +274,12 @@ class PolicyModel:
         """
         self._commands.send("write_weights", folder)
         files, own = self._weight_files()
-        digests, error = {}, None
-        try:
+
+        def write() -> dict[str, str]:
             with self._published_weights():
-                digests = files.write_own(Path(folder), self._ranks.rank, gathered(own, files.order))
-        except OSError as found:  # raised on rank 0, which ends the run
-            error = found
-        digests = self._reported(digests, error)
+                return files.write_own(Path(folder), self._ranks.rank, gathered(own, files.order))
+
+        digests = self._written(write)
         if self._ranks.rank == 0:
             for name, content in files.index().items():
                 (Path(folder) / name).write_bytes(content)
@@ -299,12 +299,7 @@ class PolicyModel:
         """Write the weights that were copied last as files; see ``write_weights`` for the errors."""
         self._commands.send("write_copied", form)
         assert self._image is not None
-        error = None
-        try:
-            self._image.write(form)
-        except OSError as found:
-            error = found
-        self._reported({}, error)
+        self._written(partial(self._image.write, form))
 
     def _weight_files(self) -> tuple[WeightFiles, dict[str, Tensor]]:
         """Return the files to publish, and the tensors by their published names."""
@@ -312,8 +307,13 @@ class PolicyModel:
         own = {published_name(name) if self._adapters else name: each for name, each in self._tensors.items()}
         return WeightFiles.plan(shapes_of(own, DTYPES[self._spec.model.dtype], self._parts), name, num_files), own
 
-    def _reported(self, digests: dict[str, str], error: OSError | None) -> dict[str, str]:
-        """Return the digests of all ranks' files; raise the error of any rank on rank 0."""
+    def _written(self, write: Callable[[], dict[str, str] | None]) -> dict[str, str]:
+        """Let each rank write its files; return the digests of all. An error of any rank is raised on rank 0."""
+        digests, error = dict[str, str](), None
+        try:
+            digests = write() or {}
+        except OSError as found:
+            error = found
         reports = self._commands.gather(msgspec.json.encode([digests, "" if error is None else str(error)]))
         if error is not None and self._ranks.rank == 0:
             raise error
@@ -337,7 +337,8 @@ class PolicyModel:
         own = TransferPart(f"{host}:{self._server.port}", part.digest)
         gathered = self._commands.gather(msgspec.msgpack.encode(own))
         parts = [msgspec.msgpack.decode(each, type=TransferPart) for each in gathered]
-        return Transfer(offer.token, layout_of(self._tensors, dtype, self._parts).num_bytes, parts)
+        layout = file_layout(shapes_of(self._tensors, dtype, self._parts))
+        return Transfer(offer.token, layout.num_bytes, parts)
 
     @torch.no_grad()
     def probe(self) -> Probe:

@@ -42,21 +42,14 @@ def weights_port() -> int:
     return first + int(os.environ.get("LOCAL_RANK", "0")) if first else 0
 
 
-def layout_of(
+def shapes_of(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, parts: Mapping[str, TensorParts] = _WHOLE
-) -> FileLayout:
-    """Return the layout of the file of these tensors, the same on every rank.
+) -> list[TensorShape]:
+    """Return the published tensors, the same on every rank.
 
     Args:
         parts: name of a tensor → its published parts, where they are not itself; see ``StoredParameters.published``.
     """
-    return file_layout(shapes_of(tensors, dtype, parts))
-
-
-def shapes_of(
-    tensors: Mapping[str, Tensor], dtype: torch.dtype, parts: Mapping[str, TensorParts] = _WHOLE
-) -> list[TensorShape]:
-    """Return the published tensors; see ``layout_of``."""
     return [
         TensorShape(name, DTYPE_NAMES[_published(tensor, dtype)], tuple(tensor.shape), parts.get(name, ()))
         for name, tensor in tensors.items()
@@ -71,7 +64,7 @@ def part_of(
     parts: Mapping[str, TensorParts] = _WHOLE,
 ) -> WeightPart:
     """Copy this rank's part to the CPU and hash it; rank 0's has the header, the probe and what is not sharded."""
-    layout = layout_of(tensors, dtype, parts)
+    layout = file_layout(shapes_of(tensors, dtype, parts))
     pieces = [(0, memoryview(layout.header))] if rank == 0 else []
     return WeightPart.of(chain(pieces, _pieces(tensors, dtype, rank, layout)), probe if rank == 0 else b"")
 
