@@ -29,7 +29,6 @@ from typing import IO, Final, Literal, cast
 
 from plaudit_sandbox.archives import (
     LARGEST_REWARD_BYTES,
-    FilesTooLargeError,
     RewardArchive,
     copy_files,
     deceiving_links,
@@ -87,10 +86,12 @@ _WITHOUT = (
     "-c",
     'cd "$1" 2>/dev/null || cd /; n=$2; shift 2; c=; i=0; '
     'while [ "$i" != "$n" ]; do i=$((i + 1)); c="$c \\"\\${$i}\\""; done; '
-    '(shift "$n"; rm -rf -- "$@"); eval "exec $c"',
+    '(shift "$n"; rm -rf -- "$@" || { for f; do chmod u+w -- "${f%/*}"; done; rm -rf -- "$@"; }) 2>/dev/null; '
+    'eval "exec $c"',
     "sh",
 )
-"""As ``_IN_FOLDER``; the command is so many words, and what follows them is removed before."""
+"""As ``_IN_FOLDER``; the command is so many words, and what follows them is removed before, whatever the rights of its
+folder."""
 _MOST_REMOVED_CHARACTERS = 100_000
 _COMMIT_S = 3600.0
 """However much the agent may write: it must not get an error in place of its tests."""
@@ -356,8 +357,9 @@ class ContainerCopy:
         self.changed_programs = changed_programs(self._changes, *where, is_folder, behind)
         links = deceiving_links({path[1:]: kind for path, kind in entries.items()})
         self._removed = [*compiled_folders(self._changes, *where, behind), *(f"/{path}" for path in links)]
-        if sum(map(len, self._removed)) > _MOST_REMOVED_CHARACTERS:
-            self.changed_programs = self._removed
+        are_text = not any("\udc80" <= character <= "\udcff" for path in self._removed for character in path)
+        if sum(map(len, self._removed)) > _MOST_REMOVED_CHARACTERS or not are_text:  # engines pass on UTF-8 alone
+            self.changed_programs = self.changed_programs or self._removed
 
     def _listed(self) -> Iterator[str]:
         """Yield the changed paths as the engine lists them, for a user that cannot look itself."""
@@ -463,7 +465,6 @@ class SeparateContainer:
         self._engine = engine
         self._tests = tests
         self._separate = separate
-        self._is_full = ""
         self._rewards: RewardArchive | None = None
 
     def prepare(self) -> None:
@@ -479,12 +480,7 @@ class SeparateContainer:
         with contextlib.ExitStack() as opened:
             for path in self._separate.artifacts:
                 archive = opened.enter_context(tempfile.TemporaryFile())
-                try:
-                    taken = self._agent.archive(path, archive, room_bytes)
-                except FilesTooLargeError as error:
-                    self._is_full = str(error)
-                    return
-                if taken is not None:
+                if (taken := self._agent.archive(path, archive, room_bytes)) is not None:
                     archive.seek(0)
                     found[path] = archive
                     room_bytes -= taken
@@ -495,8 +491,6 @@ class SeparateContainer:
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
     ) -> CommandEnd:
         """Run the tests, end all that they left, and read what they left in ``/logs/verifier``."""
-        if self._is_full:
-            return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
         executed = await self._machine.run(command, timeout_s=timeout_s, environment=environment, directory=directory)
         limits = self._separate.limits
         executed, self._rewards = await asyncio.to_thread(_ended, self._engine, self._machine.name, executed, limits)

@@ -38,7 +38,6 @@ from typing import IO, Any, Final, Literal, cast
 from plaudit_sandbox.archives import (
     LARGEST_REWARD_BYTES,
     MOST_ENTRIES,
-    FilesTooLargeError,
     copy_files,
     deceiving_links,
     entries_below,
@@ -348,7 +347,6 @@ class MachineCopy:
         """Make the copy in a new folder. Raises ``InfrastructureError``."""
         target = folder / "machine"
         self._tests, self._logs = tests.resolve(), folder / "logs"
-        self._is_full = ""
         self._left = machine.folder / "files" if separate is None else None
         if separate is None:
             (target / "files").mkdir(parents=True)
@@ -366,10 +364,7 @@ class MachineCopy:
     def _fill(self, machine: Machine, separate: SeparateTests) -> None:
         if separate.given is not None:
             self._machine.upload(separate.given, separate.directory)
-        try:
-            machine.copy_artifacts(self._machine, separate.artifacts)
-        except FilesTooLargeError as error:
-            self._is_full = str(error)
+        machine.copy_artifacts(self._machine, separate.artifacts)
 
     @property
     def changed_programs(self) -> Sequence[str]:
@@ -380,8 +375,6 @@ class MachineCopy:
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
     ) -> CommandEnd:
         """Run the tests, which find ``/tests`` read only."""
-        if self._is_full:
-            return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
         return await self._machine.run(
             command,
             timeout_s=timeout_s,
@@ -623,7 +616,7 @@ def _is_reached_without_links(folder: Path, name: str) -> bool:
 
 def _remove_links(files: Path) -> None:
     """Remove what ``deceiving_links`` finds, whatever the rights of the folders; raise ``InfrastructureError``."""
-    if links := deceiving_links(entries_below(files)):
+    if links := deceiving_links(entries_below(files, *_as_owner())):
         names = b"\0".join(map(os.fsencode, links))
         done = subprocess.run(
             [*_as_owner(), "xargs", "-0", "rm", "-f", "--"], cwd=files, input=names, capture_output=True

@@ -342,13 +342,12 @@ class PodCopy:
         self._cluster = cluster
         self._tests = tests
         self._name = f"{agent.name}-{secrets.token_hex(3)}"
-        self._is_full = ""
         self._waiting: list[tuple[str, str]] = []
         """Path and target of links in the agent's files at which a reader may wait for ever."""
         self._rewards: RewardArchive | None = None
 
     def prepare(self) -> None:
-        """Make the pod, end the agent, and copy its files. Raises ``InfrastructureError``."""
+        """Make the pod, end the agent, and copy its files. Raises ``FilesTooLargeError``, ``InfrastructureError``."""
         self.remove()  # what a killed process left
         agent = self._agent.found()
         is_separate = self._separate is not None
@@ -357,21 +356,17 @@ class PodCopy:
             self.changed_programs = [_NOT_ENDING]
             return
         wait_for(self._cluster, self._name, _fills, _READY_S)
-        try:
-            if self._separate is None:
-                places = [place for place in self._settings.places() if place != "logs"]
-                self._copy_files(places, FILES)
-                programs = program_folders(self._agent.reported_by_image()[1], self._settings)
-                placed = renewal(programs, self._settings)
-            else:
-                answer(self._cluster, self._name, FILL, UNTIL_FILLED)
-                if self._separate.given is not None:
-                    _put(self._cluster, self._name, FILL, self._separate.given, FILES + self._separate.directory)
-                self._copy_files([path[1:] for path in self._separate.artifacts], STAGED)
-                placed = placement(self._separate.artifacts)
-        except FilesTooLargeError as error:
-            self._is_full = str(error)
-            return
+        if self._separate is None:
+            places = [place for place in self._settings.places() if place != "logs"]
+            self._copy_files(places, FILES)
+            programs = program_folders(self._agent.reported_by_image()[1], self._settings)
+            placed = renewal(programs, self._settings)
+        else:
+            answer(self._cluster, self._name, FILL, UNTIL_FILLED)
+            if self._separate.given is not None:
+                _put(self._cluster, self._name, FILL, self._separate.given, FILES + self._separate.directory)
+            self._copy_files([path[1:] for path in self._separate.artifacts], STAGED)
+            placed = placement(self._separate.artifacts)
         _put(self._cluster, self._name, FILL, self._tests, f"{GIVEN}/tests")
         folders = " ".join(f"{LOGS}/{name}" for name in _LOGS)
         answer(self._cluster, self._name, FILL, f"mkdir {folders} && chmod 777 {folders} || exit\n{placed}")
@@ -383,8 +378,6 @@ class PodCopy:
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
     ) -> CommandEnd:
         """Run the tests, end all that they left, and read what they left in ``/logs/verifier``."""
-        if self._is_full:
-            return CommandEnd("disk", AT_A_LIMIT, self._is_full, 0.0)
         run = PodExecution(self._cluster, self._name, self._settings, self._limits, is_agent_s=False)
         executed = await run.finished(command, timeout_s, environment, directory, b"")
         if executed.ending != "exited":

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal, Protocol
 
+from plaudit_sandbox.archives import FilesTooLargeError
 from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests, UnusableMachineError
 from plaudit_wire.errors import DataError
 from plaudit_wire.plain import PlainDataError, plain_json
@@ -166,7 +167,8 @@ class AgentMachine(Protocol):
     ) -> AbstractAsyncContextManager[VerifierMachine]:
         """End the agent's processes, and yield a machine with its files and with ``tests`` as ``/tests``.
 
-        With ``separate``, a new machine with some of its files alone.
+        With ``separate``, a new machine with some of its files alone. Raises ``FilesTooLargeError`` for more than it
+        may hold.
         """
 
     def remove(self) -> None:
@@ -218,6 +220,8 @@ async def verify(
                 directory=separate.directory if separate else directory,
             )
             return await asyncio.to_thread(_verdict, executed, prepared, timeout_s)
+    except FilesTooLargeError as error:
+        return _stopped(CommandEnd("disk", 124, str(error), 0.0))
     except UnusableMachineError as error:
         return _tampered(str(error))
 
