@@ -22,6 +22,9 @@ _LARGEST_LOGS_BYTES: Final = 64 << 20
 PAGE_BYTES: Final = 4096
 """The least size at which each file and folder of a machine is counted."""
 MOST_ENTRIES: Final = 500_000
+FOLDER: Final = "d"
+LINK: Final = "l"
+PIPE: Final = "p"
 _OF_THE_KERNEL: Final = ("dev", "proc", "sys")
 _OF_TESTS: Final = ("proc", "tests")
 _MOST_LINKS: Final = 40
@@ -116,7 +119,7 @@ def copy_files(
     """
     wanted = [PurePosixPath(folder) for folder in folders]
     room = _Room(source, most_bytes)
-    entries: dict[str, str | bool] = {str(above): True for folder in wanted for above in folder.parents}
+    entries = {str(above): FOLDER for folder in wanted for above in folder.parents}
     links: dict[str, tarfile.TarInfo] = {}
     left_out: set[str] = set()
     with (
@@ -141,7 +144,7 @@ def copy_files(
                 _make_ordinary(member, are_artifacts)
                 if member.issym() or member.isdir():
                     room.note(member)
-                    entries[member.name] = member.isdir() or member.linkname
+                    entries[member.name] = FOLDER if member.isdir() else LINK + member.linkname
                 if member.issym():
                     links[member.name] = member
                 else:
@@ -178,15 +181,15 @@ def may_wait_at(path: str, target: str) -> bool:
     return returns or not place or (place[0] in _OF_THE_KERNEL and str(goal) != "/dev/null")
 
 
-def entries_below(folder: Path, *as_owner: str) -> dict[str, str | bool]:
-    """Return what a folder of this host holds, by path: a link's target, True for a folder, False for all else.
+def entries_below(folder: Path, *as_owner: str) -> dict[str, str]:
+    """Return what a folder of this host holds, by path: the letter of its kind, and a link's target after it.
 
     No link is followed. Raises ``FilesTooLargeError`` for more names than can be held, and ``InfrastructureError``.
 
     Args:
         as_owner: The command with which its owner reads what its rights forbid.
     """
-    listing = [*as_owner, "find", ".", "-mindepth", "1", "-printf", r"%y%P\0%l\0"]
+    listing = [*as_owner, "find", ".", "-mindepth", "1", "-printf", r"%P\0%y%l\0"]
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(listing, cwd=folder, stdout=subprocess.PIPE, stderr=errors) as process,
@@ -200,10 +203,10 @@ def entries_below(folder: Path, *as_owner: str) -> dict[str, str | bool]:
             errors.seek(0)
             raise InfrastructureError(f"{folder} cannot be listed: {errors.read(300).decode(errors='replace')}")
     words = iter(os.fsdecode(listed).split("\0")[:-1])
-    return {named[1:]: target or named[0] == "d" for named, target in zip(words, words, strict=True)}
+    return dict(zip(words, words, strict=True))
 
 
-def deceiving_links(entries: Mapping[str, str | bool]) -> list[str]:
+def deceiving_links(entries: Mapping[str, str]) -> list[str]:
     """Return the links of a machine that lead to its tests or to a process's files, straight or by other links.
 
     Both exist while tests run alone. A test that looks for a text in the agent's file would find it: in the script of
@@ -213,10 +216,10 @@ def deceiving_links(entries: Mapping[str, str | bool]) -> list[str]:
         entries: What the agent left, as ``entries_below`` returns it.
     """
     steps = iter(range(_MOST_STEPS))
-    return [path for path, kind in entries.items() if isinstance(kind, str) and _leads_to_tests(path, entries, steps)]
+    return [path for path, kind in entries.items() if kind[0] == LINK and _leads_to_tests(path, entries, steps)]
 
 
-def _leads_to_tests(path: str, entries: Mapping[str, str | bool], steps: Iterator[int]) -> bool:
+def _leads_to_tests(path: str, entries: Mapping[str, str], steps: Iterator[int]) -> bool:
     """Follow a path as the kernel does. Steps up from folders that are not the agent's may lead from anywhere.
 
     What takes too many steps, or becomes longer than any file's path, is no agent's honest work.
@@ -227,16 +230,16 @@ def _leads_to_tests(path: str, entries: Mapping[str, str | bool], steps: Iterato
             return True
         name = left.pop()
         if name == "..":
-            has_strayed |= bool(place) and entries.get(place) is not True
+            has_strayed |= bool(place) and entries.get(place) != FOLDER
             place = place.rpartition("/")[0]
         elif name not in ("", "."):
             above, place = place, f"{place}/{name}" if place else name
             if place in (*_OF_TESTS, "dev/fd") or (has_strayed and name in _OF_TESTS):
                 return True
-            if isinstance(target := entries.get(place), str):
+            if (kind := entries.get(place, "")).startswith(LINK):
                 num_links += 1
-                place = "" if target.startswith("/") else above
-                left += target.split("/")[::-1]
+                place = "" if kind[1] == "/" else above
+                left += kind[1:].split("/")[::-1]
     return False
 
 

@@ -28,7 +28,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final, Literal, cast
 
 from plaudit_sandbox.archives import (
+    FOLDER,
     LARGEST_REWARD_BYTES,
+    LINK,
     RewardArchive,
     copy_files,
     deceiving_links,
@@ -343,7 +345,7 @@ class ContainerCopy:
             return
         upper = upper_folder(drivers) if os.geteuid() == 0 else None
         entries = {} if upper is None else {f"/{path}": kind for path, kind in entries_below(upper).items()}
-        if entries.get("/etc/mtab") == "/proc/mounts":  # podman's own
+        if entries.get("/etc/mtab") == f"{LINK}/proc/mounts":  # podman's own
             del entries["/etc/mtab"]
         self._changes = frozenset(self._listed() if upper is None else entries)
         variables = engine.image_variables(settings.image)
@@ -352,7 +354,7 @@ class ContainerCopy:
         behind = [*_behind_links(engine, settings, self._limits), *itertools.chain(*named)]
 
         def is_folder(path: str) -> bool:
-            return self._is_folder(path) if upper is None else entries[path] is True
+            return self._is_folder(path) if upper is None else entries[path] == FOLDER
 
         self.changed_programs = changed_programs(self._changes, *where, is_folder, behind)
         links = deceiving_links({path[1:]: kind for path, kind in entries.items()})

@@ -37,7 +37,9 @@ from typing import IO, Any, Final, Literal, cast
 
 from plaudit_sandbox.archives import (
     LARGEST_REWARD_BYTES,
+    LINK,
     MOST_ENTRIES,
+    PIPE,
     copy_files,
     deceiving_links,
     entries_below,
@@ -386,7 +388,8 @@ class MachineCopy:
 
     def may_block(self) -> bool:
         """Look through the files that the agent left."""
-        return self._left is not None and _may_block(self._left)
+        found = {} if self._left is None else entries_below(self._left, *_as_owner())
+        return any(kind == PIPE or (kind[0] == LINK and may_wait_at(path, kind[1:])) for path, kind in found.items())
 
     def reward_file(self, name: str) -> str | None:
         """Return the text of a regular file of ``/logs/verifier`` that is no link; None if there is none.
@@ -581,20 +584,6 @@ def space_of(folder: Path, most: int, *, with_holes: bool = False) -> int:
                 if stat.S_ISDIR(found.st_mode):
                     folders.append(Path(entry.path))
     return total
-
-
-def _may_block(files: Path) -> bool:
-    """Tell whether an agent left a named pipe, or a link at which a reader may wait for ever."""
-    for above, folders, names in os.walk(files):
-        for name in (*folders, *names):
-            path = os.path.join(above, name)
-            with contextlib.suppress(OSError):
-                mode = os.lstat(path).st_mode
-                if stat.S_ISFIFO(mode):
-                    return True
-                if stat.S_ISLNK(mode) and may_wait_at(os.path.relpath(path, files), os.readlink(path)):
-                    return True
-    return False
 
 
 def _own_all(top: Path) -> None:
