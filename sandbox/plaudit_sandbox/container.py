@@ -45,11 +45,13 @@ from plaudit_sandbox.container_engine import (
     label_options,
     listening_in,
     lost_accounts,
-    lost_accounts_in,
     upper_folder,
     write_variables,
 )
 from plaudit_sandbox.machine import (
+    AT_A_LIMIT,
+    KILLED,
+    LOG_FOLDERS,
     LOOPBACK_PORT,
     REWARD_FILES,
     CommandEnd,
@@ -67,14 +69,12 @@ from plaudit_wire.errors import InfrastructureError
 
 CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 _POLL_S = 1.0
-_KILLED = 128 + 9
 _KILLS = 5
 _NOT_STARTED = (126, 255)
 _ENGINE_S_WORDS = "OCI runtime"
 """In docker's and podman's message that a container takes no further process."""
-_AT_A_LIMIT = 124
 _TMPFS_MIB = 64
-_LOGS: Final = ("/logs", "/logs/verifier", "/logs/agent", "/logs/artifacts")
+_LOGS: Final = ("/logs", *(f"/logs/{name}" for name in LOG_FOLDERS))
 _NEVER = "0001-"
 """Begins the time at which a container was started that was not."""
 _TAR_BLOCK_BYTES = 512
@@ -153,7 +153,7 @@ class ContainerMachine:
         )
         try:
             if settings.has_separate_tests:
-                self._put({}, _LOGS)
+                _put(engine, self.name, {}, _LOGS)
             if settings.workdir != engine.image_workdir(settings.image):
                 engine.call("start", self.name)
                 engine.call("exec", "--user", "0", self.name, "mkdir", "-p", "-m", "1777", settings.workdir)
@@ -191,11 +191,11 @@ class ContainerMachine:
 
     def upload(self, folder: Path, place: str) -> None:
         """Copy the files of a host's folder into the new container, for its root."""
-        self._put({place: folder})
+        _put(self._engine, self.name, {place: folder})
 
     def disk_bytes(self) -> int:
         """Return the space of what was written to the container, beside the image and what lies in memory."""
-        return _written_bytes(self._engine, self.name, self.limits.disk_bytes)
+        return _written(self._engine, self.name)(self.limits.disk_bytes)
 
     @contextlib.asynccontextmanager
     async def for_tests(
@@ -214,7 +214,7 @@ class ContainerMachine:
 
     def put(self, tests: Path) -> None:
         """Copy tests into the container, with new folders for what they write."""
-        self._put({"/tests": tests}, _LOGS)
+        _put(self._engine, self.name, {"/tests": tests}, _LOGS)
 
     def replace(self, artifacts: Mapping[str, IO[bytes]]) -> None:
         """Put archives in the place of what the container has at these paths."""
@@ -271,7 +271,7 @@ class ContainerMachine:
     ) -> CommandEnd:
         written_bytes = await asyncio.to_thread(self._start)
         if mounts:
-            await asyncio.to_thread(self._put, mounts)
+            await asyncio.to_thread(_put, self._engine, self.name, mounts)
         async with contextlib.AsyncExitStack() as serving:
             if serve is not None:
                 listening = await asyncio.to_thread(listening_in, self._engine, self.name, LOOPBACK_PORT)
@@ -311,30 +311,35 @@ class ContainerMachine:
                 new.remove()
             raise UnusableMachineError(str(error)) from error
 
-    def _put(self, folders: Mapping[str, Path], empty: Sequence[str] = ()) -> None:
-        with tempfile.TemporaryFile() as archive:
-            write_archive(archive, folders, empty)
-            archive.seek(0)
-            self._engine.call("cp", "-", f"{self.name}:/", stdin=archive)
+
+class TestsContainer:
+    """A container for tests, and what they left there."""
+
+    def __init__(self, engine: ContainerEngine, tests: Path) -> None:
+        self.changed_programs: Sequence[str] = ()
+        self._engine = engine
+        self._tests = tests
+        self._rewards: RewardArchive | None = None
+
+    def reward_file(self, name: str) -> str | None:
+        """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
+        return self._rewards.text(name) if self._rewards else None
 
 
-class ContainerCopy:
+class ContainerCopy(TestsContainer):
     """A second container, with the files of the first one."""
 
     def __init__(
         self, engine: ContainerEngine, name: str, settings: ContainerSettings, limits: MachineLimits, tests: Path
     ) -> None:
         """Name it; ``run`` makes it."""
-        self.changed_programs: Sequence[str] = ()
+        super().__init__(engine, tests)
         self._changes: frozenset[str] = frozenset()
-        self._engine = engine
         self._agent, self._name, self._image = name, f"{name}-verify", f"localhost/plaudit-copy:{name}"
         self._settings = settings
         self._limits = limits
-        self._tests = tests
         self._holders: frozenset[str] = frozenset()
         self._removed: Sequence[str] = ()
-        self._rewards: RewardArchive | None = None
 
     def prepare(self) -> None:
         """Find the programs that the agent changed, and what of its files the tests must not meet."""
@@ -407,10 +412,6 @@ class ContainerCopy:
             finally:
                 exporting.kill()
 
-    def reward_file(self, name: str) -> str | None:
-        """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
-        return self._rewards.text(name) if self._rewards else None
-
     def remove(self) -> None:
         """Remove the copy and its image."""
         self._engine.remove(self._name)
@@ -419,19 +420,17 @@ class ContainerCopy:
     def _create(self, command: Sequence[str], environment: Mapping[str, str], directory: str) -> int:
         """Make the container of the tests; return the bytes that the agent has used already."""
         engine = self._engine
-        used_bytes = _written_bytes(engine, self._agent, self._limits.disk_bytes)
+        used_bytes = _written(engine, self._agent)(self._limits.disk_bytes)
         engine.call("commit", "--quiet", self._agent, self._image, timeout_s=_COMMIT_S)
         first, *rest = *_WITHOUT, directory, str(len(command)), *command, *self._removed
-        with write_variables({**PYCACHE_ELSEWHERE, **environment}) as variables, tempfile.TemporaryFile() as archive:
+        with write_variables({**PYCACHE_ELSEWHERE, **environment}) as variables:
             engine.call(
                 *("create", "--name", self._name, "--env-file", variables.name),
                 *_options(engine, self._settings, self._limits),
                 *("--entrypoint", json.dumps([first]) if engine.program == "podman" else first),
                 *(self._image, *rest),
             )
-            write_archive(archive, {"/tests": self._tests}, _LOGS)
-            archive.seek(0)
-            engine.call("cp", "-", f"{self._name}:/", stdin=archive)
+            _put(engine, self._name, {"/tests": self._tests}, _LOGS)
         return used_bytes
 
     def _is_folder(self, path: str) -> bool:
@@ -447,7 +446,7 @@ class ContainerCopy:
         return not done.returncode and kind == b"5"
 
 
-class SeparateContainer:
+class SeparateContainer(TestsContainer):
     """A new container for tests, with the artifacts of the agent's alone."""
 
     def __init__(self, agent: ContainerMachine, engine: ContainerEngine, tests: Path, separate: SeparateTests) -> None:
@@ -460,18 +459,18 @@ class SeparateContainer:
             workdir=separate.directory,
             has_separate_tests=True,
         )
-        self.changed_programs: Sequence[str] = ()
-        """No program of the agent's is in it, but an engine may find no way into the agent's container."""
+        super().__init__(engine, tests)
         self._machine = ContainerMachine(engine, f"{agent.name}-verify", settings, separate.limits)
         self._agent = agent
-        self._engine = engine
-        self._tests = tests
         self._separate = separate
-        self._rewards: RewardArchive | None = None
 
     def prepare(self) -> None:
-        """Make the container, and copy the artifacts and the tests into it. Raises ``InfrastructureError``."""
-        self.changed_programs = lost_accounts_in(self._engine, self._agent.name, self._agent.settings.image)
+        """Make the container, and copy the artifacts and the tests into it. Raises ``InfrastructureError``.
+
+        No program of the agent's is in it, but an engine may find no way into the agent's container.
+        """
+        (drivers,) = inspected(self._engine, self._agent.name, ["json .GraphDriver"])
+        self.changed_programs = lost_accounts(drivers, self._engine.image_accounts(self._agent.settings.image))
         if self.changed_programs:
             return
         self._machine.create()
@@ -502,10 +501,6 @@ class SeparateContainer:
         """Return False: of the agent's it has files, folders and links within an artifact alone."""
         return False
 
-    def reward_file(self, name: str) -> str | None:
-        """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
-        return self._rewards.text(name) if self._rewards else None
-
     def remove(self) -> None:
         """Remove the container."""
         self._engine.remove(self._machine.name)
@@ -535,7 +530,7 @@ def _ended(
         finally:
             reading.kill()
     if executed.ending == "memory" and rewards.names:
-        executed = replace(executed, ending="exited", exit_code=_KILLED)
+        executed = replace(executed, ending="exited", exit_code=KILLED)
     return executed, rewards
 
 
@@ -553,6 +548,13 @@ def _behind_links(engine: ContainerEngine, settings: ContainerSettings, limits: 
         finally:
             new.remove()
     return _links_of_images[image]
+
+
+def _put(engine: ContainerEngine, container: str, folders: Mapping[str, Path], empty: Sequence[str] = ()) -> None:
+    with tempfile.TemporaryFile() as archive:
+        write_archive(archive, folders, empty)
+        archive.seek(0)
+        engine.call("cp", "-", f"{container}:/", stdin=archive)
 
 
 def new_name() -> str:
@@ -621,9 +623,9 @@ async def _executed(
         if process.returncode is None:
             process.kill()
         reading.cancel()
-    if ending == "exited" and code == _KILLED:
+    if ending == "exited" and code == KILLED:
         ending = "memory"  # of what can end a whole command by this signal, only the kernel's shortage is not its own
-    return CommandEnd(ending, _AT_A_LIMIT if ending != "exited" else code, output.text(), time.monotonic() - began_s)
+    return CommandEnd(ending, AT_A_LIMIT if ending != "exited" else code, output.text(), time.monotonic() - began_s)
 
 
 async def _watch(
@@ -643,10 +645,6 @@ async def _watch(
                 return "exited"
     finally:
         waiting.cancel()
-
-
-def _written_bytes(engine: ContainerEngine, container: str, most: int) -> int:
-    return _written(engine, container)(most)
 
 
 def _written(engine: ContainerEngine, container: str) -> Callable[[int], int]:
@@ -671,14 +669,10 @@ def _counter(engine: ContainerEngine, container: str, drivers: str) -> Callable[
     return counted
 
 
-def _is_running(engine: ContainerEngine, container: str) -> bool:
-    return inspected(engine, container, [".State.Running"]) == ["true"]
-
-
 def _end(engine: ContainerEngine, container: str) -> None:
     """End every process of a container."""
     for _ in range(_KILLS):
-        if not _is_running(engine, container):
+        if inspected(engine, container, [".State.Running"]) != ["true"]:
             return
         with contextlib.suppress(InfrastructureError):  # it ended by itself meanwhile, which the next look tells
             engine.call("kill", container)

@@ -71,7 +71,9 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _POLL_S = 0.25
 _READ_BYTES = 1 << 16
 _CUT = b"\n[... %d bytes cut ...]\n"
-_AT_A_LIMIT = 124
+AT_A_LIMIT: Final = 124
+KILLED: Final = 128 + 9
+LOG_FOLDERS: Final = ("verifier", "agent", "artifacts")
 _SOCKET_BYTES = 212_992
 
 
@@ -130,7 +132,7 @@ class Machine:
         """Make the folder's parts. ``readable``: further folders of the host that its programs may read."""
         self.folder = folder = folder.resolve()
         self.limits = limits
-        self._readable = [path.resolve() for path in readable if path.is_dir()]
+        self.readable = [path.resolve() for path in readable if path.is_dir()]
         (folder / "root").mkdir(parents=True, exist_ok=True)
         for name in WRITABLE:
             self.own(folder / "files" / name)
@@ -160,7 +162,7 @@ class Machine:
             serve: Answers the command at ``LOOPBACK_PORT`` of a loopback device that is this command's alone.
         """
         began_s = time.monotonic()
-        for path in self._readable:
+        for path in self.readable:
             self._make_place(path)
         if mounts and os.geteuid() == 0:
             mounts = await asyncio.to_thread(self._legible, mounts)
@@ -177,7 +179,7 @@ class Machine:
                 await reading
             finally:
                 await _cancelled(reading)
-            code = await process.wait() if ending == "exited" else _AT_A_LIMIT
+            code = await process.wait() if ending == "exited" else AT_A_LIMIT
         return CommandEnd(ending, code, output.text(), time.monotonic() - began_s)
 
     def _task(
@@ -202,10 +204,6 @@ class Machine:
     def name(self) -> str:
         """Return the name of the folder."""
         return self.folder.name
-
-    def at(self, folder: Path) -> Machine:
-        """Return a machine of the same size in another folder, such as a copy."""
-        return Machine(folder, self.limits, readable=self._readable)
 
     def upload(self, folder: Path, place: str) -> None:
         """Copy the files of a host's folder into a folder of a new machine; links stay links.
@@ -270,7 +268,7 @@ class Machine:
             yield Mount(program, program)
         for name in WRITABLE:
             yield Mount(str(self.folder / "files" / name), f"/{name}", writable=True)
-        for readable in self._readable:
+        for readable in self.readable:
             yield Mount(str(readable), str(readable))
         for place, path in mounts.items():
             yield Mount(str(path), place)
@@ -345,6 +343,9 @@ class Machine:
 class MachineCopy:
     """A copy of a machine, for tests alone."""
 
+    changed_programs: Sequence[str] = ()
+    """None: the programs of a machine are the host's, read only."""
+
     def __init__(self, machine: Machine, folder: Path, tests: Path, separate: SeparateTests | None = None) -> None:
         """Make the copy in a new folder. Raises ``InfrastructureError``."""
         target = folder / "machine"
@@ -354,11 +355,11 @@ class MachineCopy:
             (target / "files").mkdir(parents=True)
             copy(machine.folder / "files", target / "files")
             _remove_links(target / "files")
-            self._machine = machine.at(target)
+            self._machine = Machine(target, machine.limits, readable=machine.readable)
         else:
             self._machine = Machine(target, separate.limits)
             self._logs = target / "files" / "logs"
-        for each in (self._logs, *(self._logs / name for name in ("verifier", "agent", "artifacts"))):
+        for each in (self._logs, *(self._logs / name for name in LOG_FOLDERS)):
             machine.own(each)
         if separate is not None:
             self._fill(machine, separate)
@@ -367,11 +368,6 @@ class MachineCopy:
         if separate.given is not None:
             self._machine.upload(separate.given, separate.directory)
         machine.copy_artifacts(self._machine, separate.artifacts)
-
-    @property
-    def changed_programs(self) -> Sequence[str]:
-        """Return none: the programs of a machine are the host's, read only."""
-        return ()
 
     async def run(
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str

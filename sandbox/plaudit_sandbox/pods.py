@@ -31,12 +31,19 @@ from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from plaudit_sandbox.archives import FilesTooLargeError, RewardArchive, copy_files, write_content
-from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, MachineLimits, SeparateTests, UnusableMachineError
+from plaudit_sandbox.machine import (
+    AT_A_LIMIT,
+    KILLED,
+    LOG_FOLDERS,
+    REWARD_FILES,
+    CommandEnd,
+    MachineLimits,
+    SeparateTests,
+    UnusableMachineError,
+)
 from plaudit_sandbox.pod_cluster import ClusterError, PodCluster, PodProcess, ProcessOutput
 from plaudit_sandbox.pod_commands import (
-    AT_A_LIMIT,
     END_S,
-    KILLED,
     POLL_S,
     REPORTED_S,
     STEP_S,
@@ -80,7 +87,6 @@ from plaudit_wire.errors import InfrastructureError
 
 _READY_S = 600.0
 _NOT_ENDING: Final = "/proc/1 (the machine's first process does not end)"
-_LOGS: Final = ("verifier", "agent", "artifacts")
 _LINKS_A_CALL, _LONGEST_OF_IMAGES = 16, 400
 """A command travels in an address, whose length is limited. No image has links with longer names."""
 
@@ -167,13 +173,7 @@ class PodMachine:
     @contextlib.contextmanager
     def uploading(self, folder: Path, place: str) -> Iterator[None]:
         """Send the files of a host's folder into the new pod; leaving waits until they are there."""
-        receiver, self._receiver = self._receiver, None
-        if receiver is None:
-            with extracted(receiving(self._cluster, self.name, MACHINE, place)) as target:
-                write_content(target, folder)
-                target.end_input()
-                yield
-            return
+        receiver, self._receiver = self._receiver or receiving(self._cluster, self.name, MACHINE, place), None
         with contextlib.closing(receiver):
             with contextlib.suppress(ClusterError):  # whatever stands between may have closed the silent connection
                 write_content(cast(IO[bytes], receiver), folder)
@@ -368,7 +368,7 @@ class PodCopy:
             self._copy_files([path[1:] for path in self._separate.artifacts], STAGED)
             placed = placement(self._separate.artifacts)
         _put(self._cluster, self._name, FILL, self._tests, f"{GIVEN}/tests")
-        folders = " ".join(f"{LOGS}/{name}" for name in _LOGS)
+        folders = " ".join(f"{LOGS}/{name}" for name in LOG_FOLDERS)
         answer(self._cluster, self._name, FILL, f"mkdir {folders} && chmod 777 {folders} || exit\n{placed}")
         with contextlib.suppress(InfrastructureError):  # it ends the container, which may end it first
             answer(self._cluster, self._name, FILL, LOADED)
