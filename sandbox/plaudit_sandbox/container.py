@@ -179,14 +179,32 @@ class ContainerMachine:
             mounts: Copied into the container before.
             serve: Answers at ``LOOPBACK_PORT`` of the container's loopback device until the command has ended.
         """
+
+        async def execute() -> CommandEnd:
+            written_bytes = await asyncio.to_thread(self._start)
+            if mounts:
+                await asyncio.to_thread(_put, self._engine, self.name, mounts)
+            async with contextlib.AsyncExitStack() as serving:
+                if serve is not None:
+                    listening = await asyncio.to_thread(listening_in, self._engine, self.name, LOOPBACK_PORT)
+                    await serving.enter_async_context(serve(listening))
+                with write_variables(environment) as variables, tempfile.TemporaryFile() as given:
+                    given.write(stdin)
+                    given.seek(0)
+                    options = [*["--interactive"] * bool(stdin), "--env-file", variables.name]
+                    call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
+                    return await _executed(
+                        self._engine, call, self.name, given.fileno(), timeout_s, self.limits, written_bytes
+                    )
+
         try:
-            executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin, serve)
+            executed = await execute()
         except UnusableMachineError as unusable:
             return CommandEnd("exited", _NOT_STARTED[0], f"no program can be started: {unusable}\n", 0.0)
         if executed.exit_code in _NOT_STARTED and _ENGINE_S_WORDS in executed.output:
             # The agent left no room for a further process, so all of them end.
             await asyncio.to_thread(_end, self._engine, self.name)
-            executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin, serve)
+            executed = await execute()
         return executed
 
     def upload(self, folder: Path, place: str) -> None:
@@ -259,32 +277,6 @@ class ContainerMachine:
     def _copy(self, tests: Path) -> ContainerCopy:
         return ContainerCopy(self._engine, self.name, self.settings, self.limits, tests)
 
-    async def _exec(
-        self,
-        command: Sequence[str],
-        timeout_s: float,
-        environment: Mapping[str, str],
-        directory: str,
-        mounts: Mapping[str, Path],
-        stdin: bytes,
-        serve: Serve | None,
-    ) -> CommandEnd:
-        written_bytes = await asyncio.to_thread(self._start)
-        if mounts:
-            await asyncio.to_thread(_put, self._engine, self.name, mounts)
-        async with contextlib.AsyncExitStack() as serving:
-            if serve is not None:
-                listening = await asyncio.to_thread(listening_in, self._engine, self.name, LOOPBACK_PORT)
-                await serving.enter_async_context(serve(listening))
-            with write_variables(environment) as variables, tempfile.TemporaryFile() as given:
-                given.write(stdin)
-                given.seek(0)
-                options = [*["--interactive"] * bool(stdin), "--env-file", variables.name]
-                call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
-                return await _executed(
-                    self._engine, call, self.name, given.fileno(), timeout_s, self.limits, written_bytes
-                )
-
     def _start(self) -> Callable[[int], int]:
         """Start the container if it does not run; return what counts the space of its files."""
         is_running, drivers = inspected(self._engine, self.name, [".State.Running", "json .GraphDriver"])
@@ -301,14 +293,11 @@ class ContainerMachine:
         except InfrastructureError as error:
             if inspected(self._engine, self.name, [".State.StartedAt"])[0].startswith(_NEVER):
                 raise
-            new = ContainerMachine(self._engine, new_name(), self.settings, self.limits)
             try:
-                new.create()
-                self._engine.call("start", new.name)
+                with _another(self._engine, self.settings, self.limits):
+                    pass
             except InfrastructureError:
                 raise error from None
-            finally:
-                new.remove()
             raise UnusableMachineError(str(error)) from error
 
 
@@ -540,14 +529,21 @@ _links_of_images: dict[tuple[str, str], list[str]] = {}
 def _behind_links(engine: ContainerEngine, settings: ContainerSettings, limits: MachineLimits) -> list[str]:
     """Return where the links in the image's ``PATH`` lead, as a new container of it says; asked once for each image."""
     if (image := (engine.program, settings.image)) not in _links_of_images:
-        new = ContainerMachine(engine, new_name(), settings, limits)
-        try:
-            new.create()
-            engine.call("start", new.name)
-            _links_of_images[image] = engine.call("exec", new.name, "sh", "-c", _LINKS_OF_PATH).split("\n")
-        finally:
-            new.remove()
+        with _another(engine, settings, limits) as new:
+            _links_of_images[image] = engine.call("exec", new, "sh", "-c", _LINKS_OF_PATH).split("\n")
     return _links_of_images[image]
+
+
+@contextlib.contextmanager
+def _another(engine: ContainerEngine, settings: ContainerSettings, limits: MachineLimits) -> Iterator[str]:
+    """Yield the name of a new container that runs, and remove it."""
+    new = ContainerMachine(engine, new_name(), settings, limits)
+    try:
+        new.create()
+        engine.call("start", new.name)
+        yield new.name
+    finally:
+        new.remove()
 
 
 def _put(engine: ContainerEngine, container: str, folders: Mapping[str, Path], empty: Sequence[str] = ()) -> None:
