@@ -127,12 +127,8 @@ def copy_files(
         # Both GNU's and BusyBox's tar read its long names, whatever bytes these hold.
         tarfile.open(fileobj=to, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as written,
     ):
-        for number, (member, content) in enumerate(members):
-            if number >= MOST_ENTRIES:
-                raise FilesTooLargeError(f"the machine holds more than {MOST_ENTRIES} files and folders")
-            room.take(max(member.size, PAGE_BYTES) if member.isreg() else PAGE_BYTES)
-            if len(member.name) > _LONGEST_PATH:
-                raise FilesTooLargeError(f"a path of the machine has more than {_LONGEST_PATH} characters")
+        for member, content in members:
+            room.take(member)
             member.name = str(PurePosixPath(below, member.name))
             if member.islnk():
                 member.linkname = str(PurePosixPath(below, member.linkname))
@@ -307,16 +303,21 @@ class _Room(io.RawIOBase):
         self._most = most_bytes
         self._left = most_bytes
         self._stream_left = 2 * most_bytes + _LARGEST_LOGS_BYTES
-        self._names_left = _MOST_NAMES_BYTES
+        self._entries_left, self._names_left = MOST_ENTRIES, _MOST_NAMES_BYTES
 
     @property
     def taken(self) -> int:
         """Return what all entries take."""
         return self._most - self._left
 
-    def take(self, size: int) -> None:
-        """Count what an entry takes."""
-        self._left -= size
+    def take(self, entry: tarfile.TarInfo) -> None:
+        """Count an entry and what it takes."""
+        self._entries_left -= 1
+        if self._entries_left < 0:
+            raise FilesTooLargeError(f"the machine holds more than {MOST_ENTRIES} files and folders")
+        if len(entry.name) > _LONGEST_PATH:
+            raise FilesTooLargeError(f"a path of the machine has more than {_LONGEST_PATH} characters")
+        self._left -= max(entry.size, PAGE_BYTES) if entry.isreg() else PAGE_BYTES
         if self._left < 0:
             raise FilesTooLargeError(f"the machine holds more than its {self._most >> 20} MiB")
 

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import AsyncIterator
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from plaudit_sandbox.lifetime import inherited_by_python, start_module
 from plaudit_sandbox.machine_process import BUILT, ENDED, FAILED, NUM_DESCRIPTORS, STARTED, TOO_LARGE, MachineCommand

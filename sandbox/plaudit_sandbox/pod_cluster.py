@@ -251,8 +251,8 @@ class ClaimCluster(PodCluster):
         except ClusterError as error:
             raise self._refused(error) from error
         raise ConfigurationError(
-            f"this cluster serves no SandboxClaim of {AGENT_SANDBOX}: install Agent Sandbox with its extensions, or set "
-            "sandboxes.provider: pods"
+            f"this cluster serves no SandboxClaim of {AGENT_SANDBOX}: install Agent Sandbox with its extensions, or "
+            "set sandboxes.provider: pods"
         )
 
     def create(self, pod: Object) -> dict[str, Any]:

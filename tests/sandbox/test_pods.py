@@ -1,4 +1,4 @@
-"""The way of an agent's files into the pod of its tests, in real shells: what a test finds there, and what it does not."""
+"""The way of an agent's files into the pod of its tests, in real shells: what a test finds there, and what not."""
 
 from __future__ import annotations
 
@@ -42,11 +42,16 @@ def agent(machine: PodMachine, command: str) -> None:
 
 
 def verified(
-    machine: PodMachine, folder: Path, test: str = TEST, *, timeout_s: float = 60.0, separate: SeparateTests | None = None
+    machine: PodMachine,
+    folder: Path,
+    test: str = TEST,
+    *,
+    timeout_s: float = 60.0,
+    separate: SeparateTests | None = None,
 ) -> Verdict:
     (tests := folder / "tests").mkdir(exist_ok=True)
     (tests / "test.sh").write_text(test)
-    return asyncio.run(verify(machine, tests, timeout_s=timeout_s, separate=separate))
+    return asyncio.run(verify(machine, tests, timeout_s=60.0, separate=separate))
 
 
 def test_a_right_answer_is_rewarded_however_often_it_is_verified(machine: PodMachine, tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ class LocalCluster:
 
     def find(self, labels: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the pods with these labels."""
-        return [self.read(name) for name, pod in self._pods.items() if labels.items() <= pod["metadata"]["labels"].items()]
+        return [
+            self.read(name) for name, pod in self._pods.items() if labels.items() <= pod["metadata"]["labels"].items()
+        ]
 
     def remove(self, labels: Mapping[str, str]) -> None:
         """Remove the pods with these labels."""

@@ -90,10 +90,10 @@ LINK_ATTACKS = [
     "ln -s /tmp/late /app/answer; ln -s sub/test.sh /tmp/late; ln -s /app/d /tmp/sub; ln -s /tests /app/d",
     "ln -s /tests/test.sh /app/b; ln -P /app/b /app/answer",
     "mkdir -p /app/d; ln -s /tests/test.sh /app/d/e; chmod 111 /app/d; ln -s d/e /app/answer",
-    "d=$'/app/d\n\\xff'; mkdir -p \"$d\"; ln -s /tests/test.sh \"$d/e\"; ln -s \"$d/e\" /app/answer",
-    "python3 -c 'import os\nlong = \"d/../\" * 800\nos.makedirs(\"/app/d\")\nfor n in range(3000): "
-    "os.symlink(f\"{long}{n + 1}\", f\"/app/{n}\")\n"
-    "os.symlink(\"../tests/test.sh\", \"/app/3000\"); os.symlink(\"2990\", \"/app/answer\")'",
+    'd=$\'/app/d\n\\xff\'; mkdir -p "$d"; ln -s /tests/test.sh "$d/e"; ln -s "$d/e" /app/answer',
+    'python3 -c \'import os\nlong = "d/../" * 800\nos.makedirs("/app/d")\nfor n in range(3000): '
+    'os.symlink(f"{long}{n + 1}", f"/app/{n}")\n'
+    'os.symlink("../tests/test.sh", "/app/3000"); os.symlink("2990", "/app/answer")\'',
 ]
 """Links to what only the tests' machine has."""
 HONEST_LINKS = (
