@@ -43,6 +43,7 @@ class LocalCluster:
         for volume in ("control", "given", "logs"):
             machine.own(machine.folder / volume)
         machine.own(machine.folder / "files")
+        (machine.folder / "control" / "filled").touch()  # with nothing: there is no image
         return self.read(name)
 
     def read(self, name: str) -> dict[str, Any]:
