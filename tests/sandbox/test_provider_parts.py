@@ -165,6 +165,7 @@ print(*deceiving_links(entries_below(pathlib.Path("machine"), "unshare", "--user
 
 @pytest.mark.skipif(os.geteuid() != 0 or not HAS_NAMESPACES, reason="only root makes files of another user")
 def test_a_folder_that_its_owner_may_only_enter_hides_no_link(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
     (closed := tmp_path / "machine" / "app" / "d").mkdir(parents=True)
     (closed / "e").symlink_to("/tests/test.sh")
     (closed.parent / "answer").symlink_to("d/e")
