@@ -123,7 +123,7 @@ def copy_files(
     links: dict[str, tarfile.TarInfo] = {}
     left_out: set[str] = set()
     with (
-        _read(room) as members,
+        _read(cast(IO[bytes], room)) as members,
         # Both GNU's and BusyBox's tar read its long names, whatever bytes these hold.
         tarfile.open(fileobj=to, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as written,
     ):
