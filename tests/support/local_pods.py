@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import subprocess
 import threading
@@ -123,8 +124,7 @@ class _Shell:
 
     def receive(self, wait_s: float) -> bytes:
         """Return more of its output."""
-        assert self._process.stdout is not None
-        data = self._process.stdout.read1(1 << 16)
+        data: bytes = cast(io.BufferedReader, self._process.stdout).read1(1 << 16)
         if not data:
             self.exit_code = self._process.wait()
             self._errors.join()
