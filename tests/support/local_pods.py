@@ -54,7 +54,7 @@ class LocalCluster:
         is_loaded = pod["metadata"]["labels"][ROLE_LABEL] == "agent" or (control / "loaded").exists()
         ended = {"terminated": {"reason": "Completed", "exitCode": 0, "message": "/app\n/usr/bin:/bin"}}
         running: dict[str, Any] = {"running": {}} if is_loaded else {"waiting": {"reason": "PodInitializing"}}
-        states = {
+        states: dict[str, dict[str, Any]] = {
             "fill": ended if is_loaded else {"running": {}},
             "machine": ended if (control / "end").exists() else running,
             "keeper": running,
@@ -108,8 +108,7 @@ class _Shell:
         self._errors.start()
 
     def _take_errors(self) -> None:
-        assert self._process.stderr is not None
-        while data := self._process.stderr.read1():
+        while data := cast(io.BufferedReader, self._process.stderr).read1():
             self.errors += data
 
     def write(self, data: bytes) -> int:
