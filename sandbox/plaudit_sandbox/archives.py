@@ -6,7 +6,9 @@ import contextlib
 import io
 import os
 import stat
+import subprocess
 import tarfile
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -20,10 +22,17 @@ _LARGEST_LOGS_BYTES: Final = 64 << 20
 PAGE_BYTES: Final = 4096
 """The least size at which each file and folder of a machine is counted."""
 MOST_ENTRIES: Final = 500_000
+FOLDER: Final = "d"
+LINK: Final = "l"
+PIPE: Final = "p"
 _OF_THE_KERNEL: Final = ("dev", "proc", "sys")
 _OF_TESTS: Final = ("proc", "tests")
 _MOST_LINKS: Final = 40
 """Linux follows no more on the way to a file."""
+_MOST_STEPS: Final = 5_000_000
+"""To follow all links of a machine, which takes seconds. The longest links that 500,000 can be would take days."""
+_MOST_NAMES_BYTES: Final = 128 << 20
+_TOO_MANY_NAMES = f"the names of the machine's files are more than {_MOST_NAMES_BYTES >> 20} MiB"
 _MOST_WAITING: Final = 1000
 _LONGEST_PATH: Final = 4000
 """Linux opens paths of up to 4,095 bytes; a folder of ours comes before it."""
@@ -62,8 +71,12 @@ def _folder(place: str, mode: int) -> tarfile.TarInfo:
     return member
 
 
+def _is_ordinary(member: tarfile.TarInfo) -> bool:
+    return member.isreg() or member.isdir() or member.issym() or member.islnk()
+
+
 def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+    if not _is_ordinary(member):
         return None
     member.uid = member.gid = 0
     member.uname = member.gname = ""
@@ -93,40 +106,52 @@ def copy_files(
 ) -> int:
     """Copy what an archive holds below some folders to another archive: files, folders and links, nothing else.
 
-    Returns the bytes that this takes; each entry counts a page at least. Raises ``FilesTooLargeError`` above
-    ``most_bytes`` and for a path that no program can open, ``InfrastructureError`` for what is no archive.
+    Links come last, when all entries are known by which they are judged: those that ``deceiving_links`` finds stay out.
+    A further name of something that stays out does as well. Returns the bytes that this takes; each entry counts a page
+    at least. Raises ``FilesTooLargeError`` above ``most_bytes`` and for a path that no program can open,
+    ``InfrastructureError`` for what is no archive.
 
     Args:
         below: Where the folder lies that the archive is of.
-        are_artifacts: Copy no symbolic link that leads out of its folder, and let everybody read the files.
+        are_artifacts: Copy those symbolic links alone that lead to something of their folder, and let everybody read
+            the files.
         waiting: Gets path and target of the first copied links of which ``may_wait_at`` is true.
     """
     wanted = [PurePosixPath(folder) for folder in folders]
     room = _Room(source, most_bytes)
-    waiting = [] if waiting is None else waiting
-    try:
-        with (
-            tarfile.open(fileobj=room, mode="r|", errors="surrogateescape") as read,
-            # Both GNU's and BusyBox's tar read its long names, whatever bytes these hold.
-            tarfile.open(fileobj=to, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as written,
-        ):
-            for number, member in enumerate(read):
-                if number >= MOST_ENTRIES:
-                    raise FilesTooLargeError(f"the machine holds more than {MOST_ENTRIES} files and folders")
-                room.take(max(member.size, PAGE_BYTES) if member.isreg() else PAGE_BYTES)
-                if len(member.name) > _LONGEST_PATH:
-                    raise FilesTooLargeError(f"a path of the machine has more than {_LONGEST_PATH} characters")
-                member.name = str(PurePosixPath(below, member.name))
-                if member.islnk():
-                    member.linkname = str(PurePosixPath(below, member.linkname))
-                if _is_copied(member, wanted, are_artifacts):
-                    if member.issym() and len(waiting) < _MOST_WAITING and may_wait_at(member.name, member.linkname):
-                        waiting.append((member.name, member.linkname))
-                    written.addfile(member, read.extractfile(member) if member.isreg() else None)
-                cast(Any, read).members = []  # each keeps all entries that it has seen
-                cast(Any, written).members = []
-    except (tarfile.TarError, EOFError) as error:
-        raise InfrastructureError(f"the files of a machine cannot be read: {error}") from error
+    entries = {str(above): FOLDER for folder in wanted for above in folder.parents}
+    links: dict[str, tarfile.TarInfo] = {}
+    left_out: set[str] = set()
+    with (
+        _read(cast(IO[bytes], room)) as members,
+        # Both GNU's and BusyBox's tar read its long names, whatever bytes these hold.
+        tarfile.open(fileobj=to, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as written,
+    ):
+        for member, content in members:
+            room.take(member)
+            member.name = str(PurePosixPath(below, member.name))
+            if member.islnk():
+                member.linkname = str(PurePosixPath(below, member.linkname))
+                if (link := links.get(member.linkname)) is not None:  # a further name of a symbolic link
+                    member.type, member.linkname = tarfile.SYMTYPE, link.linkname
+            if not _is_ordinary(member):
+                left_out.add(member.name)
+            elif _is_within(member, wanted) and not (member.islnk() and member.linkname in left_out):
+                _make_ordinary(member, are_artifacts)
+                if member.issym() or member.isdir():
+                    room.note(member)
+                    entries[member.name] = FOLDER if member.isdir() else LINK + member.linkname
+                if member.issym():
+                    links[member.name] = member
+                else:
+                    written.addfile(member, content)
+                    cast(Any, written).members = []  # it keeps all entries that it has seen
+        deceiving = () if are_artifacts else set(deceiving_links(entries))
+        for link in links.values():
+            if _stays(link, wanted) if are_artifacts else link.name not in deceiving:
+                written.addfile(link)
+                if waiting is not None and len(waiting) < _MOST_WAITING and may_wait_at(link.name, link.linkname):
+                    waiting.append((link.name, link.linkname))
     return room.taken
 
 
@@ -152,29 +177,32 @@ def may_wait_at(path: str, target: str) -> bool:
     return returns or not place or (place[0] in _OF_THE_KERNEL and str(goal) != "/dev/null")
 
 
-def entries_below(folder: Path) -> dict[str, str | bool]:
-    """Return what a folder of this host holds, by path: a link's target, True for a folder, False for all else.
+def entries_below(folder: Path, *as_owner: str) -> dict[str, str]:
+    """Return what a folder of this host holds, by path: the letter of its kind, and a link's target after it.
 
-    No link is followed. What cannot be read is left out.
+    No link is followed. Raises ``FilesTooLargeError`` for more names than can be held, and ``InfrastructureError``.
+
+    Args:
+        as_owner: The command with which its owner reads what its rights forbid.
     """
-    found: dict[str, str | bool] = {}
-    left = [""]
-    while left:
-        above = left.pop()
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(folder / above):
-                path = f"{above}/{entry.name}" if above else entry.name
-                if entry.is_symlink():
-                    found[path] = os.readlink(entry.path)
-                elif entry.is_dir(follow_symlinks=False):
-                    found[path] = True
-                    left.append(path)
-                else:
-                    found[path] = False
-    return found
+    listing = [*as_owner, "find", ".", "-mindepth", "1", "-printf", r"%P\0%y%l\0"]
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(listing, cwd=folder, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
+        assert process.stdout is not None
+        listed = process.stdout.read(_MOST_NAMES_BYTES + 1)
+        process.stdout.close()
+        if len(listed) > _MOST_NAMES_BYTES:
+            raise FilesTooLargeError(_TOO_MANY_NAMES)
+        if process.wait():
+            errors.seek(0)
+            raise InfrastructureError(f"{folder} cannot be listed: {errors.read(300).decode(errors='replace')}")
+    words = iter(os.fsdecode(listed).split("\0")[:-1])
+    return dict(zip(words, words, strict=True))
 
 
-def deceiving_links(entries: Mapping[str, str | bool]) -> list[str]:
+def deceiving_links(entries: Mapping[str, str]) -> list[str]:
     """Return the links of a machine that lead to its tests or to a process's files, straight or by other links.
 
     Both exist while tests run alone. A test that looks for a text in the agent's file would find it: in the script of
@@ -183,25 +211,31 @@ def deceiving_links(entries: Mapping[str, str | bool]) -> list[str]:
     Args:
         entries: What the agent left, as ``entries_below`` returns it.
     """
-    return [path for path, kind in entries.items() if isinstance(kind, str) and _leads_to_tests(path, entries)]
+    steps = iter(range(_MOST_STEPS))
+    return [path for path, kind in entries.items() if kind[0] == LINK and _leads_to_tests(path, entries, steps)]
 
 
-def _leads_to_tests(path: str, entries: Mapping[str, str | bool]) -> bool:
-    """Follow a path as the kernel does. Steps up from folders that are not the agent's may lead from anywhere."""
-    left, place, num_links, has_strayed = path.split("/")[::-1], list[str](), 0, False
+def _leads_to_tests(path: str, entries: Mapping[str, str], steps: Iterator[int]) -> bool:
+    """Follow a path as the kernel does. Steps up from folders that are not the agent's may lead from anywhere.
+
+    What takes too many steps, or becomes longer than any file's path, is no agent's honest work.
+    """
+    left, place, num_links, has_strayed = path.split("/")[::-1], "", 0, False
     while left and num_links <= _MOST_LINKS:
+        if next(steps, None) is None or len(place) > _LONGEST_PATH:
+            return True
         name = left.pop()
         if name == "..":
-            has_strayed |= bool(place) and entries.get("/".join(place)) is not True
-            del place[-1:]
+            has_strayed |= bool(place) and entries.get(place) != FOLDER
+            place = place.rpartition("/")[0]
         elif name not in ("", "."):
-            place.append(name)
-            if place[0] in _OF_TESTS or place[:2] == ["dev", "fd"] or (has_strayed and name in _OF_TESTS):
+            above, place = place, f"{place}/{name}" if place else name
+            if place in (*_OF_TESTS, "dev/fd") or (has_strayed and name in _OF_TESTS):
                 return True
-            if isinstance(target := entries.get("/".join(place)), str):
+            if (kind := entries.get(place, "")).startswith(LINK):
                 num_links += 1
-                place = [] if target.startswith("/") else place[:-1]
-                left += target.split("/")[::-1]
+                place = "" if kind[1] == "/" else above
+                left += kind[1:].split("/")[::-1]
     return False
 
 
@@ -210,14 +244,10 @@ def waited_at(source: IO[bytes]) -> Iterator[str]:
 
     Raises ``InfrastructureError`` for what is no archive.
     """
-    try:
-        with tarfile.open(fileobj=source, mode="r|", errors="surrogateescape") as archive:
-            for member in archive:
-                if member.isdev() or (member.issym() and may_wait_at(member.name, member.linkname)):
-                    yield str(PurePosixPath("/", member.name))
-                cast(Any, archive).members = []  # it keeps all entries that it has seen
-    except (tarfile.TarError, EOFError) as error:
-        raise InfrastructureError(f"the files of a machine cannot be read: {error}") from error
+    with _read(source) as members:
+        for member, _ in members:
+            if member.isdev() or (member.issym() and may_wait_at(member.name, member.linkname)):
+                yield str(PurePosixPath("/", member.name))
 
 
 def _stays(link: tarfile.TarInfo, folders: Iterable[PurePosixPath]) -> bool:
@@ -232,31 +262,37 @@ def _stays(link: tarfile.TarInfo, folders: Iterable[PurePosixPath]) -> bool:
     return is_relative and any(path.is_relative_to(each) and above.is_relative_to(each) for each in folders)
 
 
-def _is_honest(link: tarfile.TarInfo) -> bool:
-    """Tell whether ``deceiving_links`` has no objection to a link, which is judged alone."""
-    above = {str(folder): True for folder in PurePosixPath(link.name).parents}
-    return not deceiving_links({link.name: link.linkname, **above})
+def _is_within(member: tarfile.TarInfo, folders: Iterable[PurePosixPath]) -> bool:
+    """Tell whether an entry lies in one of some folders, and what it is a further name of as well."""
+    paths = [PurePosixPath(name) for name in (member.name, *[member.linkname] * member.islnk())]
+    return not any(".." in path.parts or not any(map(path.is_relative_to, folders)) for path in paths)
 
 
-def _is_copied(member: tarfile.TarInfo, folders: Iterable[PurePosixPath], are_artifacts: bool) -> bool:
-    """Tell whether an entry is copied, and make it one of an ordinary user's."""
-    path, target = PurePosixPath(member.name), PurePosixPath(member.linkname)
-    if ".." in path.parts or not any(path.is_relative_to(folder) for folder in folders):
-        return False
-    if member.islnk() and (".." in target.parts or not any(target.is_relative_to(folder) for folder in folders)):
-        return False
-    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-        return False
-    if member.issym() and not (_stays(member, folders) if are_artifacts else _is_honest(member)):
-        return False
+def _make_ordinary(member: tarfile.TarInfo, is_everybody_s: bool) -> None:
+    """Make an entry one of an ordinary user's."""
     member.mode &= 0o1777
-    if are_artifacts:
+    if is_everybody_s:
         _let_everybody_read(member)
     if member.isdir():
         member.mode |= stat.S_IRWXU  # so that what it holds can be written
     member.uid = member.gid = 0
     member.uname = member.gname = ""
-    return True
+
+
+@contextlib.contextmanager
+def _read(source: IO[bytes]) -> Iterator[Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]]:
+    """Yield the entries of an archive, and the content of those that are files; raise ``InfrastructureError``."""
+
+    def entries(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+        for member in archive:
+            yield member, archive.extractfile(member) if member.isreg() else None
+            cast(Any, archive).members = []  # it keeps all entries that it has seen
+
+    try:
+        with tarfile.open(fileobj=source, mode="r|", errors="surrogateescape") as archive:
+            yield entries(archive)
+    except (tarfile.TarError, EOFError) as error:
+        raise InfrastructureError(f"the files of a machine cannot be read: {error}") from error
 
 
 class _Room(io.RawIOBase):
@@ -267,17 +303,29 @@ class _Room(io.RawIOBase):
         self._most = most_bytes
         self._left = most_bytes
         self._stream_left = 2 * most_bytes + _LARGEST_LOGS_BYTES
+        self._entries_left, self._names_left = MOST_ENTRIES, _MOST_NAMES_BYTES
 
     @property
     def taken(self) -> int:
         """Return what all entries take."""
         return self._most - self._left
 
-    def take(self, size: int) -> None:
-        """Count what an entry takes."""
-        self._left -= size
+    def take(self, entry: tarfile.TarInfo) -> None:
+        """Count an entry and what it takes."""
+        self._entries_left -= 1
+        if self._entries_left < 0:
+            raise FilesTooLargeError(f"the machine holds more than {MOST_ENTRIES} files and folders")
+        if len(entry.name) > _LONGEST_PATH:
+            raise FilesTooLargeError(f"a path of the machine has more than {_LONGEST_PATH} characters")
+        self._left -= max(entry.size, PAGE_BYTES) if entry.isreg() else PAGE_BYTES
         if self._left < 0:
             raise FilesTooLargeError(f"the machine holds more than its {self._most >> 20} MiB")
+
+    def note(self, entry: tarfile.TarInfo) -> None:
+        """Count the names of an entry that is held in memory."""
+        self._names_left -= len(entry.name) + len(entry.linkname)
+        if self._names_left < 0:
+            raise FilesTooLargeError(_TOO_MANY_NAMES)
 
     def read(self, size: int = -1) -> bytes:
         """Read on; long names count here alone."""

@@ -64,9 +64,8 @@ def make_ruleset(readable: Iterable[Path]) -> int:
     """
     version = abi()
     rights = (1 << _NUM_FILE_RIGHTS[min(version, 5)]) - 1 if version else 0
-    parts = [rights, _NETWORK_RIGHTS if version >= 4 else None, _SCOPES if version >= _SCOPES_SINCE else None]
-    attributes = b"".join(struct.pack("=Q", part) for part in parts if part is not None)
-    ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    network, scopes = [_NETWORK_RIGHTS] * (version >= 4), [_SCOPES] * (version >= _SCOPES_SINCE)
+    ruleset = _ruleset(rights, *network, *scopes)
     for path in readable:
         _allow(ruleset, path.resolve(), _READ_FILE | _READ_FOLDER, _READ_FILE)
     return ruleset
@@ -87,10 +86,10 @@ def keep_apart(*, hides: bool = False) -> bool:
     if not version:
         return False
     forgo_capabilities()
-    scopes = _SIGNALS if version >= _SCOPES_SINCE else None
+    has_scopes = version >= _SCOPES_SINCE
     # A domain handles something: without scopes these, which are then allowed everywhere.
-    handled = _MAKE_BLOCK | (_REFER if version >= 2 else 0) if hides or scopes is None else 0
-    ruleset = _ruleset(handled, scopes)
+    handled = _MAKE_BLOCK | (_REFER if version >= 2 else 0) if hides or not has_scopes else 0
+    ruleset = _ruleset(handled, *(0, _SIGNALS) * has_scopes)
     _allow(ruleset, Path("/"), handled, 0)
     _restrict_by(ruleset)
     return True
@@ -108,7 +107,7 @@ def hide_neighbours(own: Path, hidden: Iterable[Path] = ()) -> bool:
         return False
     known = (1 << _NUM_FILE_RIGHTS[min(version, 5)]) - 1
     handled, of_file = _CHANGING & known, (_READ_FILE | _WRITE_FILE | _TRUNCATE) & known
-    ruleset = _ruleset(handled, None)
+    ruleset = _ruleset(handled)
     own = own.resolve()
     _allow(ruleset, own, handled, of_file)
     refused = {own.parent, *(path.resolve() for path in hidden)}
@@ -124,8 +123,8 @@ def hide_neighbours(own: Path, hidden: Iterable[Path] = ()) -> bool:
     return True
 
 
-def _ruleset(file_rights: int, scopes: int | None) -> int:
-    parts = [file_rights] if scopes is None else [file_rights, 0, scopes]
+def _ruleset(*parts: int) -> int:
+    """Make a ruleset of rights on files, on the network, and of scopes; a kernel takes as many as it knows."""
     attributes = struct.pack(f"={len(parts)}Q", *parts)
     return _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
 

@@ -28,8 +28,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final, Literal, cast
 
 from plaudit_sandbox.archives import (
+    FOLDER,
     LARGEST_REWARD_BYTES,
-    FilesTooLargeError,
+    LINK,
     RewardArchive,
     copy_files,
     deceiving_links,
@@ -44,11 +45,13 @@ from plaudit_sandbox.container_engine import (
     label_options,
     listening_in,
     lost_accounts,
-    lost_accounts_in,
     upper_folder,
     write_variables,
 )
 from plaudit_sandbox.machine import (
+    AT_A_LIMIT,
+    KILLED,
+    LOG_FOLDERS,
     LOOPBACK_PORT,
     REWARD_FILES,
     CommandEnd,
@@ -66,14 +69,12 @@ from plaudit_wire.errors import InfrastructureError
 
 CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 _POLL_S = 1.0
-_KILLED = 128 + 9
 _KILLS = 5
 _NOT_STARTED = (126, 255)
 _ENGINE_S_WORDS = "OCI runtime"
 """In docker's and podman's message that a container takes no further process."""
-_AT_A_LIMIT = 124
 _TMPFS_MIB = 64
-_LOGS: Final = ("/logs", "/logs/verifier", "/logs/agent", "/logs/artifacts")
+_LOGS: Final = ("/logs", *(f"/logs/{name}" for name in LOG_FOLDERS))
 _NEVER = "0001-"
 """Begins the time at which a container was started that was not."""
 _TAR_BLOCK_BYTES = 512
@@ -87,10 +88,12 @@ _WITHOUT = (
     "-c",
     'cd "$1" 2>/dev/null || cd /; n=$2; shift 2; c=; i=0; '
     'while [ "$i" != "$n" ]; do i=$((i + 1)); c="$c \\"\\${$i}\\""; done; '
-    '(shift "$n"; rm -rf -- "$@"); eval "exec $c"',
+    '(shift "$n"; rm -rf -- "$@" || { for f; do chmod u+w -- "${f%/*}"; done; rm -rf -- "$@"; }) 2>/dev/null; '
+    'eval "exec $c"',
     "sh",
 )
-"""As ``_IN_FOLDER``; the command is so many words, and what follows them is removed before."""
+"""As ``_IN_FOLDER``; the command is so many words, and what follows them is removed before, whatever the rights of its
+folder."""
 _MOST_REMOVED_CHARACTERS = 100_000
 _COMMIT_S = 3600.0
 """However much the agent may write: it must not get an error in place of its tests."""
@@ -150,7 +153,7 @@ class ContainerMachine:
         )
         try:
             if settings.has_separate_tests:
-                self._put({}, _LOGS)
+                _put(engine, self.name, {}, _LOGS)
             if settings.workdir != engine.image_workdir(settings.image):
                 engine.call("start", self.name)
                 engine.call("exec", "--user", "0", self.name, "mkdir", "-p", "-m", "1777", settings.workdir)
@@ -176,23 +179,41 @@ class ContainerMachine:
             mounts: Copied into the container before.
             serve: Answers at ``LOOPBACK_PORT`` of the container's loopback device until the command has ended.
         """
+
+        async def execute() -> CommandEnd:
+            written_bytes = await asyncio.to_thread(self._start)
+            if mounts:
+                await asyncio.to_thread(_put, self._engine, self.name, mounts)
+            async with contextlib.AsyncExitStack() as serving:
+                if serve is not None:
+                    listening = await asyncio.to_thread(listening_in, self._engine, self.name, LOOPBACK_PORT)
+                    await serving.enter_async_context(serve(listening))
+                with write_variables(environment) as variables, tempfile.TemporaryFile() as given:
+                    given.write(stdin)
+                    given.seek(0)
+                    options = [*["--interactive"] * bool(stdin), "--env-file", variables.name]
+                    call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
+                    return await _executed(
+                        self._engine, call, self.name, given.fileno(), timeout_s, self.limits, written_bytes
+                    )
+
         try:
-            executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin, serve)
+            executed = await execute()
         except UnusableMachineError as unusable:
             return CommandEnd("exited", _NOT_STARTED[0], f"no program can be started: {unusable}\n", 0.0)
         if executed.exit_code in _NOT_STARTED and _ENGINE_S_WORDS in executed.output:
             # The agent left no room for a further process, so all of them end.
             await asyncio.to_thread(_end, self._engine, self.name)
-            executed = await self._exec(command, timeout_s, environment, directory, mounts, stdin, serve)
+            executed = await execute()
         return executed
 
     def upload(self, folder: Path, place: str) -> None:
         """Copy the files of a host's folder into the new container, for its root."""
-        self._put({place: folder})
+        _put(self._engine, self.name, {place: folder})
 
     def disk_bytes(self) -> int:
         """Return the space of what was written to the container, beside the image and what lies in memory."""
-        return _written_bytes(self._engine, self.name, self.limits.disk_bytes)
+        return _written(self._engine, self.name)(self.limits.disk_bytes)
 
     @contextlib.asynccontextmanager
     async def for_tests(
@@ -211,7 +232,7 @@ class ContainerMachine:
 
     def put(self, tests: Path) -> None:
         """Copy tests into the container, with new folders for what they write."""
-        self._put({"/tests": tests}, _LOGS)
+        _put(self._engine, self.name, {"/tests": tests}, _LOGS)
 
     def replace(self, artifacts: Mapping[str, IO[bytes]]) -> None:
         """Put archives in the place of what the container has at these paths."""
@@ -256,32 +277,6 @@ class ContainerMachine:
     def _copy(self, tests: Path) -> ContainerCopy:
         return ContainerCopy(self._engine, self.name, self.settings, self.limits, tests)
 
-    async def _exec(
-        self,
-        command: Sequence[str],
-        timeout_s: float,
-        environment: Mapping[str, str],
-        directory: str,
-        mounts: Mapping[str, Path],
-        stdin: bytes,
-        serve: Serve | None,
-    ) -> CommandEnd:
-        written_bytes = await asyncio.to_thread(self._start)
-        if mounts:
-            await asyncio.to_thread(self._put, mounts)
-        async with contextlib.AsyncExitStack() as serving:
-            if serve is not None:
-                listening = await asyncio.to_thread(listening_in, self._engine, self.name, LOOPBACK_PORT)
-                await serving.enter_async_context(serve(listening))
-            with write_variables(environment) as variables, tempfile.TemporaryFile() as given:
-                given.write(stdin)
-                given.seek(0)
-                options = [*["--interactive"] * bool(stdin), "--env-file", variables.name]
-                call = [self._engine.program, "exec", *options, self.name, *_IN_FOLDER, directory, *command]
-                return await _executed(
-                    self._engine, call, self.name, given.fileno(), timeout_s, self.limits, written_bytes
-                )
-
     def _start(self) -> Callable[[int], int]:
         """Start the container if it does not run; return what counts the space of its files."""
         is_running, drivers = inspected(self._engine, self.name, [".State.Running", "json .GraphDriver"])
@@ -298,40 +293,42 @@ class ContainerMachine:
         except InfrastructureError as error:
             if inspected(self._engine, self.name, [".State.StartedAt"])[0].startswith(_NEVER):
                 raise
-            new = ContainerMachine(self._engine, new_name(), self.settings, self.limits)
             try:
-                new.create()
-                self._engine.call("start", new.name)
+                with _another(self._engine, self.settings, self.limits):
+                    pass
             except InfrastructureError:
                 raise error from None
-            finally:
-                new.remove()
             raise UnusableMachineError(str(error)) from error
 
-    def _put(self, folders: Mapping[str, Path], empty: Sequence[str] = ()) -> None:
-        with tempfile.TemporaryFile() as archive:
-            write_archive(archive, folders, empty)
-            archive.seek(0)
-            self._engine.call("cp", "-", f"{self.name}:/", stdin=archive)
+
+class TestsContainer:
+    """A container for tests, and what they left there."""
+
+    def __init__(self, engine: ContainerEngine, tests: Path) -> None:
+        self.changed_programs: Sequence[str] = ()
+        self._engine = engine
+        self._tests = tests
+        self._rewards: RewardArchive | None = None
+
+    def reward_file(self, name: str) -> str | None:
+        """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
+        return self._rewards.text(name) if self._rewards else None
 
 
-class ContainerCopy:
+class ContainerCopy(TestsContainer):
     """A second container, with the files of the first one."""
 
     def __init__(
         self, engine: ContainerEngine, name: str, settings: ContainerSettings, limits: MachineLimits, tests: Path
     ) -> None:
         """Name it; ``run`` makes it."""
-        self.changed_programs: Sequence[str] = ()
+        super().__init__(engine, tests)
         self._changes: frozenset[str] = frozenset()
-        self._engine = engine
         self._agent, self._name, self._image = name, f"{name}-verify", f"localhost/plaudit-copy:{name}"
         self._settings = settings
         self._limits = limits
-        self._tests = tests
         self._holders: frozenset[str] = frozenset()
         self._removed: Sequence[str] = ()
-        self._rewards: RewardArchive | None = None
 
     def prepare(self) -> None:
         """Find the programs that the agent changed, and what of its files the tests must not meet."""
@@ -342,7 +339,7 @@ class ContainerCopy:
             return
         upper = upper_folder(drivers) if os.geteuid() == 0 else None
         entries = {} if upper is None else {f"/{path}": kind for path, kind in entries_below(upper).items()}
-        if entries.get("/etc/mtab") == "/proc/mounts":  # podman's own
+        if entries.get("/etc/mtab") == f"{LINK}/proc/mounts":  # podman's own
             del entries["/etc/mtab"]
         self._changes = frozenset(self._listed() if upper is None else entries)
         variables = engine.image_variables(settings.image)
@@ -351,13 +348,14 @@ class ContainerCopy:
         behind = [*_behind_links(engine, settings, self._limits), *itertools.chain(*named)]
 
         def is_folder(path: str) -> bool:
-            return self._is_folder(path) if upper is None else entries[path] is True
+            return self._is_folder(path) if upper is None else entries[path] == FOLDER
 
         self.changed_programs = changed_programs(self._changes, *where, is_folder, behind)
         links = deceiving_links({path[1:]: kind for path, kind in entries.items()})
         self._removed = [*compiled_folders(self._changes, *where, behind), *(f"/{path}" for path in links)]
-        if sum(map(len, self._removed)) > _MOST_REMOVED_CHARACTERS:
-            self.changed_programs = self._removed
+        are_text = not any("\udc80" <= character <= "\udcff" for path in self._removed for character in path)
+        if sum(map(len, self._removed)) > _MOST_REMOVED_CHARACTERS or not are_text:  # engines pass on UTF-8 alone
+            self.changed_programs = self.changed_programs or self._removed
 
     def _listed(self) -> Iterator[str]:
         """Yield the changed paths as the engine lists them, for a user that cannot look itself."""
@@ -403,10 +401,6 @@ class ContainerCopy:
             finally:
                 exporting.kill()
 
-    def reward_file(self, name: str) -> str | None:
-        """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
-        return self._rewards.text(name) if self._rewards else None
-
     def remove(self) -> None:
         """Remove the copy and its image."""
         self._engine.remove(self._name)
@@ -415,19 +409,17 @@ class ContainerCopy:
     def _create(self, command: Sequence[str], environment: Mapping[str, str], directory: str) -> int:
         """Make the container of the tests; return the bytes that the agent has used already."""
         engine = self._engine
-        used_bytes = _written_bytes(engine, self._agent, self._limits.disk_bytes)
+        used_bytes = _written(engine, self._agent)(self._limits.disk_bytes)
         engine.call("commit", "--quiet", self._agent, self._image, timeout_s=_COMMIT_S)
         first, *rest = *_WITHOUT, directory, str(len(command)), *command, *self._removed
-        with write_variables({**PYCACHE_ELSEWHERE, **environment}) as variables, tempfile.TemporaryFile() as archive:
+        with write_variables({**PYCACHE_ELSEWHERE, **environment}) as variables:
             engine.call(
                 *("create", "--name", self._name, "--env-file", variables.name),
                 *_options(engine, self._settings, self._limits),
                 *("--entrypoint", json.dumps([first]) if engine.program == "podman" else first),
                 *(self._image, *rest),
             )
-            write_archive(archive, {"/tests": self._tests}, _LOGS)
-            archive.seek(0)
-            engine.call("cp", "-", f"{self._name}:/", stdin=archive)
+            _put(engine, self._name, {"/tests": self._tests}, _LOGS)
         return used_bytes
 
     def _is_folder(self, path: str) -> bool:
@@ -443,7 +435,7 @@ class ContainerCopy:
         return not done.returncode and kind == b"5"
 
 
-class SeparateContainer:
+class SeparateContainer(TestsContainer):
     """A new container for tests, with the artifacts of the agent's alone."""
 
     def __init__(self, agent: ContainerMachine, engine: ContainerEngine, tests: Path, separate: SeparateTests) -> None:
@@ -456,19 +448,18 @@ class SeparateContainer:
             workdir=separate.directory,
             has_separate_tests=True,
         )
-        self.changed_programs: Sequence[str] = ()
-        """No program of the agent's is in it, but an engine may find no way into the agent's container."""
+        super().__init__(engine, tests)
         self._machine = ContainerMachine(engine, f"{agent.name}-verify", settings, separate.limits)
         self._agent = agent
-        self._engine = engine
-        self._tests = tests
         self._separate = separate
-        self._is_full = ""
-        self._rewards: RewardArchive | None = None
 
     def prepare(self) -> None:
-        """Make the container, and copy the artifacts and the tests into it. Raises ``InfrastructureError``."""
-        self.changed_programs = lost_accounts_in(self._engine, self._agent.name, self._agent.settings.image)
+        """Make the container, and copy the artifacts and the tests into it. Raises ``InfrastructureError``.
+
+        No program of the agent's is in it, but an engine may find no way into the agent's container.
+        """
+        (drivers,) = inspected(self._engine, self._agent.name, ["json .GraphDriver"])
+        self.changed_programs = lost_accounts(drivers, self._engine.image_accounts(self._agent.settings.image))
         if self.changed_programs:
             return
         self._machine.create()
@@ -479,12 +470,7 @@ class SeparateContainer:
         with contextlib.ExitStack() as opened:
             for path in self._separate.artifacts:
                 archive = opened.enter_context(tempfile.TemporaryFile())
-                try:
-                    taken = self._agent.archive(path, archive, room_bytes)
-                except FilesTooLargeError as error:
-                    self._is_full = str(error)
-                    return
-                if taken is not None:
+                if (taken := self._agent.archive(path, archive, room_bytes)) is not None:
                     archive.seek(0)
                     found[path] = archive
                     room_bytes -= taken
@@ -495,8 +481,6 @@ class SeparateContainer:
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
     ) -> CommandEnd:
         """Run the tests, end all that they left, and read what they left in ``/logs/verifier``."""
-        if self._is_full:
-            return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
         executed = await self._machine.run(command, timeout_s=timeout_s, environment=environment, directory=directory)
         limits = self._separate.limits
         executed, self._rewards = await asyncio.to_thread(_ended, self._engine, self._machine.name, executed, limits)
@@ -505,10 +489,6 @@ class SeparateContainer:
     def may_block(self) -> bool:
         """Return False: of the agent's it has files, folders and links within an artifact alone."""
         return False
-
-    def reward_file(self, name: str) -> str | None:
-        """Return the text of a file that the tests left; None if there is none. Raises ``DataError``."""
-        return self._rewards.text(name) if self._rewards else None
 
     def remove(self) -> None:
         """Remove the container."""
@@ -539,7 +519,7 @@ def _ended(
         finally:
             reading.kill()
     if executed.ending == "memory" and rewards.names:
-        executed = replace(executed, ending="exited", exit_code=_KILLED)
+        executed = replace(executed, ending="exited", exit_code=KILLED)
     return executed, rewards
 
 
@@ -549,14 +529,28 @@ _links_of_images: dict[tuple[str, str], list[str]] = {}
 def _behind_links(engine: ContainerEngine, settings: ContainerSettings, limits: MachineLimits) -> list[str]:
     """Return where the links in the image's ``PATH`` lead, as a new container of it says; asked once for each image."""
     if (image := (engine.program, settings.image)) not in _links_of_images:
-        new = ContainerMachine(engine, new_name(), settings, limits)
-        try:
-            new.create()
-            engine.call("start", new.name)
-            _links_of_images[image] = engine.call("exec", new.name, "sh", "-c", _LINKS_OF_PATH).split("\n")
-        finally:
-            new.remove()
+        with _another(engine, settings, limits) as new:
+            _links_of_images[image] = engine.call("exec", new, "sh", "-c", _LINKS_OF_PATH).split("\n")
     return _links_of_images[image]
+
+
+@contextlib.contextmanager
+def _another(engine: ContainerEngine, settings: ContainerSettings, limits: MachineLimits) -> Iterator[str]:
+    """Yield the name of a new container that runs, and remove it."""
+    new = ContainerMachine(engine, new_name(), settings, limits)
+    try:
+        new.create()
+        engine.call("start", new.name)
+        yield new.name
+    finally:
+        new.remove()
+
+
+def _put(engine: ContainerEngine, container: str, folders: Mapping[str, Path], empty: Sequence[str] = ()) -> None:
+    with tempfile.TemporaryFile() as archive:
+        write_archive(archive, folders, empty)
+        archive.seek(0)
+        engine.call("cp", "-", f"{container}:/", stdin=archive)
 
 
 def new_name() -> str:
@@ -625,9 +619,9 @@ async def _executed(
         if process.returncode is None:
             process.kill()
         reading.cancel()
-    if ending == "exited" and code == _KILLED:
+    if ending == "exited" and code == KILLED:
         ending = "memory"  # of what can end a whole command by this signal, only the kernel's shortage is not its own
-    return CommandEnd(ending, _AT_A_LIMIT if ending != "exited" else code, output.text(), time.monotonic() - began_s)
+    return CommandEnd(ending, AT_A_LIMIT if ending != "exited" else code, output.text(), time.monotonic() - began_s)
 
 
 async def _watch(
@@ -647,10 +641,6 @@ async def _watch(
                 return "exited"
     finally:
         waiting.cancel()
-
-
-def _written_bytes(engine: ContainerEngine, container: str, most: int) -> int:
-    return _written(engine, container)(most)
 
 
 def _written(engine: ContainerEngine, container: str) -> Callable[[int], int]:
@@ -675,14 +665,10 @@ def _counter(engine: ContainerEngine, container: str, drivers: str) -> Callable[
     return counted
 
 
-def _is_running(engine: ContainerEngine, container: str) -> bool:
-    return inspected(engine, container, [".State.Running"]) == ["true"]
-
-
 def _end(engine: ContainerEngine, container: str) -> None:
     """End every process of a container."""
     for _ in range(_KILLS):
-        if not _is_running(engine, container):
+        if inspected(engine, container, [".State.Running"]) != ["true"]:
             return
         with contextlib.suppress(InfrastructureError):  # it ended by itself meanwhile, which the next look tells
             engine.call("kill", container)

@@ -61,11 +61,7 @@ class ContainerEngine:
 
     def has_image(self, image: str) -> bool:
         """Tell whether an image is here."""
-        try:
-            self.call("image", "inspect", "--format", "{{.Id}}", image)
-        except InfrastructureError:
-            return False
-        return True
+        return self._has("image", image)
 
     def ensure_image(self, image: str) -> None:
         """Pull an image that is not here. One that was found by this process is not looked for again."""
@@ -130,8 +126,11 @@ class ContainerEngine:
 
     def has_container(self, container: str) -> bool:
         """Tell whether a container exists, running or not."""
+        return self._has("container", container)
+
+    def _has(self, kind: str, name: str) -> bool:
         try:
-            self.call("container", "inspect", "--format", "{{.Id}}", container)
+            self.call(kind, "inspect", "--format", "{{.Id}}", name)
         except InfrastructureError:
             return False
         return True
@@ -268,12 +267,6 @@ def lost_accounts(drivers: str, accounts: Sequence[str]) -> list[str]:
         return []
     needed = zip_longest(_ACCOUNTS, accounts, fillvalue="0")
     return [f"/{name} (accounts that the engine reads)" for name, account in needed if _is_lost(upper / name, account)]
-
-
-def lost_accounts_in(engine: ContainerEngine, container: str, image: str) -> list[str]:
-    """Return ``lost_accounts`` of a container that no command is about to start in."""
-    (drivers,) = inspected(engine, container, ["json .GraphDriver"])
-    return lost_accounts(drivers, engine.image_accounts(image))
 
 
 def _is_lost(path: Path, account: str) -> bool:

@@ -16,6 +16,12 @@ from functools import partial
 from plaudit_sandbox.privileges import end_with
 
 
+def inherited_by_python() -> dict[str, str]:
+    """Return this process's variables that Python may need to start; the others hold secrets."""
+    names = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def start_module(
     module: str, environment: Mapping[str, str], stdout: int, stderr: int | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -37,8 +37,9 @@ from typing import IO, Any, Final, Literal, cast
 
 from plaudit_sandbox.archives import (
     LARGEST_REWARD_BYTES,
+    LINK,
     MOST_ENTRIES,
-    FilesTooLargeError,
+    PIPE,
     copy_files,
     deceiving_links,
     entries_below,
@@ -70,7 +71,9 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _POLL_S = 0.25
 _READ_BYTES = 1 << 16
 _CUT = b"\n[... %d bytes cut ...]\n"
-_AT_A_LIMIT = 124
+AT_A_LIMIT: Final = 124
+KILLED: Final = 128 + 9
+LOG_FOLDERS: Final = ("verifier", "agent", "artifacts")
 _SOCKET_BYTES = 212_992
 
 
@@ -129,7 +132,7 @@ class Machine:
         """Make the folder's parts. ``readable``: further folders of the host that its programs may read."""
         self.folder = folder = folder.resolve()
         self.limits = limits
-        self._readable = [path.resolve() for path in readable if path.is_dir()]
+        self.readable = [path.resolve() for path in readable if path.is_dir()]
         (folder / "root").mkdir(parents=True, exist_ok=True)
         for name in WRITABLE:
             self.own(folder / "files" / name)
@@ -159,7 +162,7 @@ class Machine:
             serve: Answers the command at ``LOOPBACK_PORT`` of a loopback device that is this command's alone.
         """
         began_s = time.monotonic()
-        for path in self._readable:
+        for path in self.readable:
             self._make_place(path)
         if mounts and os.geteuid() == 0:
             mounts = await asyncio.to_thread(self._legible, mounts)
@@ -176,7 +179,7 @@ class Machine:
                 await reading
             finally:
                 await _cancelled(reading)
-            code = await process.wait() if ending == "exited" else _AT_A_LIMIT
+            code = await process.wait() if ending == "exited" else AT_A_LIMIT
         return CommandEnd(ending, code, output.text(), time.monotonic() - began_s)
 
     def _task(
@@ -201,10 +204,6 @@ class Machine:
     def name(self) -> str:
         """Return the name of the folder."""
         return self.folder.name
-
-    def at(self, folder: Path) -> Machine:
-        """Return a machine of the same size in another folder, such as a copy."""
-        return Machine(folder, self.limits, readable=self._readable)
 
     def upload(self, folder: Path, place: str) -> None:
         """Copy the files of a host's folder into a folder of a new machine; links stay links.
@@ -269,7 +268,7 @@ class Machine:
             yield Mount(program, program)
         for name in WRITABLE:
             yield Mount(str(self.folder / "files" / name), f"/{name}", writable=True)
-        for readable in self._readable:
+        for readable in self.readable:
             yield Mount(str(readable), str(readable))
         for place, path in mounts.items():
             yield Mount(str(path), place)
@@ -344,21 +343,23 @@ class Machine:
 class MachineCopy:
     """A copy of a machine, for tests alone."""
 
+    changed_programs: Sequence[str] = ()
+    """None: the programs of a machine are the host's, read only."""
+
     def __init__(self, machine: Machine, folder: Path, tests: Path, separate: SeparateTests | None = None) -> None:
         """Make the copy in a new folder. Raises ``InfrastructureError``."""
         target = folder / "machine"
         self._tests, self._logs = tests.resolve(), folder / "logs"
-        self._is_full = ""
         self._left = machine.folder / "files" if separate is None else None
         if separate is None:
             (target / "files").mkdir(parents=True)
             copy(machine.folder / "files", target / "files")
             _remove_links(target / "files")
-            self._machine = machine.at(target)
+            self._machine = Machine(target, machine.limits, readable=machine.readable)
         else:
             self._machine = Machine(target, separate.limits)
             self._logs = target / "files" / "logs"
-        for each in (self._logs, *(self._logs / name for name in ("verifier", "agent", "artifacts"))):
+        for each in (self._logs, *(self._logs / name for name in LOG_FOLDERS)):
             machine.own(each)
         if separate is not None:
             self._fill(machine, separate)
@@ -366,22 +367,12 @@ class MachineCopy:
     def _fill(self, machine: Machine, separate: SeparateTests) -> None:
         if separate.given is not None:
             self._machine.upload(separate.given, separate.directory)
-        try:
-            machine.copy_artifacts(self._machine, separate.artifacts)
-        except FilesTooLargeError as error:
-            self._is_full = str(error)
-
-    @property
-    def changed_programs(self) -> Sequence[str]:
-        """Return none: the programs of a machine are the host's, read only."""
-        return ()
+        machine.copy_artifacts(self._machine, separate.artifacts)
 
     async def run(
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
     ) -> CommandEnd:
         """Run the tests, which find ``/tests`` read only."""
-        if self._is_full:
-            return CommandEnd("disk", _AT_A_LIMIT, self._is_full, 0.0)
         return await self._machine.run(
             command,
             timeout_s=timeout_s,
@@ -393,7 +384,8 @@ class MachineCopy:
 
     def may_block(self) -> bool:
         """Look through the files that the agent left."""
-        return self._left is not None and _may_block(self._left)
+        found = {} if self._left is None else entries_below(self._left, *_as_owner())
+        return any(kind == PIPE or (kind[0] == LINK and may_wait_at(path, kind[1:])) for path, kind in found.items())
 
     def reward_file(self, name: str) -> str | None:
         """Return the text of a regular file of ``/logs/verifier`` that is no link; None if there is none.
@@ -590,20 +582,6 @@ def space_of(folder: Path, most: int, *, with_holes: bool = False) -> int:
     return total
 
 
-def _may_block(files: Path) -> bool:
-    """Tell whether an agent left a named pipe, or a link at which a reader may wait for ever."""
-    for above, folders, names in os.walk(files):
-        for name in (*folders, *names):
-            path = os.path.join(above, name)
-            with contextlib.suppress(OSError):
-                mode = os.lstat(path).st_mode
-                if stat.S_ISFIFO(mode):
-                    return True
-                if stat.S_ISLNK(mode) and may_wait_at(os.path.relpath(path, files), os.readlink(path)):
-                    return True
-    return False
-
-
 def _own_all(top: Path) -> None:
     """Give a folder with all that it holds to the machines' user."""
     if os.geteuid() == 0:
@@ -623,7 +601,7 @@ def _is_reached_without_links(folder: Path, name: str) -> bool:
 
 def _remove_links(files: Path) -> None:
     """Remove what ``deceiving_links`` finds, whatever the rights of the folders; raise ``InfrastructureError``."""
-    if links := deceiving_links(entries_below(files)):
+    if links := deceiving_links(entries_below(files, *_as_owner())):
         names = b"\0".join(map(os.fsencode, links))
         done = subprocess.run(
             [*_as_owner(), "xargs", "-0", "rm", "-f", "--"], cwd=files, input=names, capture_output=True

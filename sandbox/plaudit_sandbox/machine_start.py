@@ -16,14 +16,12 @@ import socket
 import subprocess
 import threading
 from collections.abc import AsyncIterator
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
-from plaudit_sandbox.lifetime import start_module
+from plaudit_sandbox.lifetime import inherited_by_python, start_module
 from plaudit_sandbox.machine_process import BUILT, ENDED, FAILED, NUM_DESCRIPTORS, STARTED, TOO_LARGE, MachineCommand
 from plaudit_wire.errors import DataError, InfrastructureError
 
-_INHERITED: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
-"""Variables that Python may need to start; the others hold secrets."""
 _LARGEST_MESSAGE = 4096
 
 
@@ -183,9 +181,8 @@ class _Starter:
 
     def _running(self) -> socket.socket:
         if self._connection is None or self._owner != os.getpid():
-            environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
             self._process, self._connection = start_module(
-                "plaudit_sandbox.machine_process", environment, subprocess.DEVNULL
+                "plaudit_sandbox.machine_process", inherited_by_python(), subprocess.DEVNULL
             )
             self._owner = os.getpid()
             atexit.register(self._forget)

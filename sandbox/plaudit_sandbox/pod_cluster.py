@@ -101,11 +101,7 @@ class PodCluster:
         try:
             for network in networks:
                 policy = network_policy(network)
-                try:
-                    self._request("GET", f"{path}/{policy['metadata']['name']}")
-                except ClusterError as error:
-                    if error.status != 404:
-                        raise
+                if not self._exists(f"{path}/{policy['metadata']['name']}"):
                     self._create(path, policy)
             self._request("GET", self._pods, {"limit": "1", "labelSelector": LABEL})
         except ClusterError as error:
@@ -215,6 +211,15 @@ class PodCluster:
             time.sleep(_FIRST_WAIT_S * 2**attempt)
         raise ClusterError(f"{method} {path}: {message[:_SHOWN_CHARACTERS]}", status)
 
+    def _exists(self, path: str, query: Mapping[str, str] = {}) -> bool:
+        try:
+            self._request("GET", path, query)
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
     def _authorization(self) -> dict[str, str]:
         now = time.monotonic()
         if now - self._credentials_asked_at >= _CREDENTIALS_FOR_S:
@@ -241,14 +246,14 @@ class ClaimCluster(PodCluster):
         """Look for the kinds of Agent Sandbox as well. Raises as ``PodCluster.require`` does."""
         super().require(networks)
         try:
-            self._request("GET", self._claims, {"limit": "1"})
+            if self._exists(self._claims, {"limit": "1"}):
+                return
         except ClusterError as error:
-            if error.status == 404:
-                raise ConfigurationError(
-                    f"this cluster serves no SandboxClaim of {AGENT_SANDBOX}: install Agent Sandbox with its "
-                    "extensions, or set sandboxes.provider: pods"
-                ) from error
             raise self._refused(error) from error
+        raise ConfigurationError(
+            f"this cluster serves no SandboxClaim of {AGENT_SANDBOX}: install Agent Sandbox with its extensions, or "
+            "set sandboxes.provider: pods"
+        )
 
     def create(self, pod: Object) -> dict[str, Any]:
         """Claim an agent's pod, wait until it exists, and return it; create any other."""
@@ -278,15 +283,6 @@ class ClaimCluster(PodCluster):
                 raise ClusterError(f"the SandboxClaim {name} gets no pod: {problem}", 0)
             time.sleep(wait_s)
             wait_s = min(wait_s * 1.3, 1.0)
-
-    def _exists(self, path: str) -> bool:
-        try:
-            self._request("GET", path)
-        except ClusterError as error:
-            if error.status != 404:
-                raise
-            return False
-        return True
 
     def remove(self, labels: Mapping[str, str]) -> None:
         """Delete claims, and wait until their pods are gone; of a whole run, its templates and pools as well."""

@@ -23,7 +23,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from plaudit_sandbox.machine import CommandEnd, Ending, KeptOutput, MachineLimits, UnusableMachineError
+from plaudit_sandbox.machine import (
+    AT_A_LIMIT,
+    KILLED,
+    CommandEnd,
+    Ending,
+    KeptOutput,
+    MachineLimits,
+    UnusableMachineError,
+)
 from plaudit_sandbox.machine_start import start_error
 from plaudit_sandbox.pod_cluster import ClusterError, PodCluster, PodProcess
 from plaudit_sandbox.pod_manifests import (
@@ -50,8 +58,6 @@ REPORTED_S: Final = 3.0
 """For which the report of a node is waited for, that a container has ended."""
 STEP_S: Final = 900.0
 END_S: Final = 60.0
-KILLED: Final = 128 + 9
-AT_A_LIMIT: Final = 124
 _NOT_STARTED: Final = 126
 _LOOK_S = 20.0
 _KILL_S = 10.0

@@ -31,12 +31,19 @@ from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from plaudit_sandbox.archives import FilesTooLargeError, RewardArchive, copy_files, write_content
-from plaudit_sandbox.machine import REWARD_FILES, CommandEnd, MachineLimits, SeparateTests, UnusableMachineError
+from plaudit_sandbox.machine import (
+    AT_A_LIMIT,
+    KILLED,
+    LOG_FOLDERS,
+    REWARD_FILES,
+    CommandEnd,
+    MachineLimits,
+    SeparateTests,
+    UnusableMachineError,
+)
 from plaudit_sandbox.pod_cluster import ClusterError, PodCluster, PodProcess, ProcessOutput
 from plaudit_sandbox.pod_commands import (
-    AT_A_LIMIT,
     END_S,
-    KILLED,
     POLL_S,
     REPORTED_S,
     STEP_S,
@@ -80,7 +87,6 @@ from plaudit_wire.errors import InfrastructureError
 
 _READY_S = 600.0
 _NOT_ENDING: Final = "/proc/1 (the machine's first process does not end)"
-_LOGS: Final = ("verifier", "agent", "artifacts")
 _LINKS_A_CALL, _LONGEST_OF_IMAGES = 16, 400
 """A command travels in an address, whose length is limited. No image has links with longer names."""
 
@@ -167,13 +173,7 @@ class PodMachine:
     @contextlib.contextmanager
     def uploading(self, folder: Path, place: str) -> Iterator[None]:
         """Send the files of a host's folder into the new pod; leaving waits until they are there."""
-        receiver, self._receiver = self._receiver, None
-        if receiver is None:
-            with extracted(receiving(self._cluster, self.name, MACHINE, place)) as target:
-                write_content(target, folder)
-                target.end_input()
-                yield
-            return
+        receiver, self._receiver = self._receiver or receiving(self._cluster, self.name, MACHINE, place), None
         with contextlib.closing(receiver):
             with contextlib.suppress(ClusterError):  # whatever stands between may have closed the silent connection
                 write_content(cast(IO[bytes], receiver), folder)
@@ -342,13 +342,12 @@ class PodCopy:
         self._cluster = cluster
         self._tests = tests
         self._name = f"{agent.name}-{secrets.token_hex(3)}"
-        self._is_full = ""
         self._waiting: list[tuple[str, str]] = []
         """Path and target of links in the agent's files at which a reader may wait for ever."""
         self._rewards: RewardArchive | None = None
 
     def prepare(self) -> None:
-        """Make the pod, end the agent, and copy its files. Raises ``InfrastructureError``."""
+        """Make the pod, end the agent, and copy its files. Raises ``FilesTooLargeError``, ``InfrastructureError``."""
         self.remove()  # what a killed process left
         agent = self._agent.found()
         is_separate = self._separate is not None
@@ -357,23 +356,19 @@ class PodCopy:
             self.changed_programs = [_NOT_ENDING]
             return
         wait_for(self._cluster, self._name, _fills, _READY_S)
-        try:
-            if self._separate is None:
-                places = [place for place in self._settings.places() if place != "logs"]
-                self._copy_files(places, FILES)
-                programs = program_folders(self._agent.reported_by_image()[1], self._settings)
-                placed = renewal(programs, self._settings)
-            else:
-                answer(self._cluster, self._name, FILL, UNTIL_FILLED)
-                if self._separate.given is not None:
-                    _put(self._cluster, self._name, FILL, self._separate.given, FILES + self._separate.directory)
-                self._copy_files([path[1:] for path in self._separate.artifacts], STAGED)
-                placed = placement(self._separate.artifacts)
-        except FilesTooLargeError as error:
-            self._is_full = str(error)
-            return
+        if self._separate is None:
+            places = [place for place in self._settings.places() if place != "logs"]
+            self._copy_files(places, FILES)
+            programs = program_folders(self._agent.reported_by_image()[1], self._settings)
+            placed = renewal(programs, self._settings)
+        else:
+            answer(self._cluster, self._name, FILL, UNTIL_FILLED)
+            if self._separate.given is not None:
+                _put(self._cluster, self._name, FILL, self._separate.given, FILES + self._separate.directory)
+            self._copy_files([path[1:] for path in self._separate.artifacts], STAGED)
+            placed = placement(self._separate.artifacts)
         _put(self._cluster, self._name, FILL, self._tests, f"{GIVEN}/tests")
-        folders = " ".join(f"{LOGS}/{name}" for name in _LOGS)
+        folders = " ".join(f"{LOGS}/{name}" for name in LOG_FOLDERS)
         answer(self._cluster, self._name, FILL, f"mkdir {folders} && chmod 777 {folders} || exit\n{placed}")
         with contextlib.suppress(InfrastructureError):  # it ends the container, which may end it first
             answer(self._cluster, self._name, FILL, LOADED)
@@ -383,8 +378,6 @@ class PodCopy:
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], directory: str
     ) -> CommandEnd:
         """Run the tests, end all that they left, and read what they left in ``/logs/verifier``."""
-        if self._is_full:
-            return CommandEnd("disk", AT_A_LIMIT, self._is_full, 0.0)
         run = PodExecution(self._cluster, self._name, self._settings, self._limits, is_agent_s=False)
         executed = await run.finished(command, timeout_s, environment, directory, b"")
         if executed.ending != "exited":

@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from plaudit_sandbox.lifetime import reap, start_module
+from plaudit_sandbox.lifetime import inherited_by_python, reap, start_module
 from plaudit_sandbox.privileges import limit_for_good
 from plaudit_wire.errors import ConfigurationError, DataError, InfrastructureError, WorkerKilledError
 from plaudit_wire.frames import frame
@@ -189,8 +189,6 @@ LONGEST_WAIT_FACTOR = 10.0
 """A program that gets less than this share of a processor is ended after that many of its time limits; nobody can say
 then what it would have scored."""
 _LOOK_EVERY_S = 0.005
-_INHERITED = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
-"""Variables that Python may need to start; the others hold the worker's secrets."""
 _decoder = msgspec.msgpack.Decoder(list[FromServer])
 
 
@@ -312,8 +310,7 @@ class _ForkServer:
         return answer.unreadable
 
     def _spawn(self) -> socket.socket:
-        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environment = inherited_by_python() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         self._process, ours = start_module("plaudit_sandbox.server", environment, subprocess.DEVNULL)
         return ours
 

@@ -28,7 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal, Protocol
 
-from plaudit_sandbox.machine import CommandEnd, MachineLimits, SeparateTests, UnusableMachineError
+from plaudit_sandbox.archives import FilesTooLargeError
+from plaudit_sandbox.machine import AT_A_LIMIT, CommandEnd, MachineLimits, SeparateTests, UnusableMachineError
 from plaudit_wire.errors import DataError
 from plaudit_wire.plain import PlainDataError, plain_json
 from plaudit_wire.printable import printable
@@ -166,7 +167,8 @@ class AgentMachine(Protocol):
     ) -> AbstractAsyncContextManager[VerifierMachine]:
         """End the agent's processes, and yield a machine with its files and with ``tests`` as ``/tests``.
 
-        With ``separate``, a new machine with some of its files alone.
+        With ``separate``, a new machine with some of its files alone. Raises ``FilesTooLargeError`` for more than it
+        may hold.
         """
 
     def remove(self) -> None:
@@ -207,7 +209,7 @@ async def verify(
         raise DataError(f"{tests} has no test.sh: give the task one that writes /logs/verifier/reward.txt")
     try:
         if await asyncio.to_thread(machine.disk_bytes) > machine.limits.disk_bytes:
-            return _stopped(CommandEnd("disk", 124, "", 0.0))
+            return _stopped(CommandEnd("disk", AT_A_LIMIT, "", 0.0))
         async with machine.for_tests(tests, separate) as prepared:
             if changed := prepared.changed_programs:
                 return _tampered(_about(changed))
@@ -218,6 +220,8 @@ async def verify(
                 directory=separate.directory if separate else directory,
             )
             return await asyncio.to_thread(_verdict, executed, prepared, timeout_s)
+    except FilesTooLargeError as error:
+        return _stopped(CommandEnd("disk", AT_A_LIMIT, str(error), 0.0))
     except UnusableMachineError as error:
         return _tampered(str(error))
 

@@ -28,7 +28,19 @@ from pod_processes import main_process
 from real_cluster import ROOT, Cluster, harness
 from ruamel.yaml import YAML
 
-from machine_attacks import ARTIFACT_ATTACKS, ATTACKS, DENIALS, POD_ATTACKS, SEPARATE_TEST, STOPS_ALL, TAKEN_OVER, TEST
+from machine_attacks import (
+    ARTIFACT_ATTACKS,
+    ATTACKS,
+    CONTAINS_TEST,
+    DENIALS,
+    HONEST_LINKS,
+    LINK_ATTACKS,
+    POD_ATTACKS,
+    SEPARATE_TEST,
+    STOPS_ALL,
+    TAKEN_OVER,
+    TEST,
+)
 from plaudit_job.tasks import Task, read_task
 from plaudit_metrics.sources.sample_schema import COLUMNS
 from plaudit_reward.machines import KEPT
@@ -188,6 +200,13 @@ def test_what_an_agent_plants_earns_nothing(pods: PodCluster, tmp_path: Path) ->
     # All of ATTACKS are played in machines of the other providers: most of them end alike wherever a shell is.
     found = played(pods, folder_of_tests(tmp_path, TEST), [*ATTACKS[::3], *POD_ATTACKS])
     assert [each for each in found if each[1].reward != 0.0] == []
+    assert pods.find({}) == []
+
+
+def test_a_link_to_what_only_the_tests_have_is_no_answer(pods: PodCluster, tmp_path: Path) -> None:
+    (_, honest), *found = played(pods, folder_of_tests(tmp_path, CONTAINS_TEST), [HONEST_LINKS, *LINK_ATTACKS[1::2]])
+    assert honest.reward == 1.0, honest
+    assert [each for each in found if (each[1].outcome, each[1].reward) != ("scored", 0.0)] == []
     assert pods.find({}) == []
 
 

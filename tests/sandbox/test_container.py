@@ -158,7 +158,15 @@ def test_a_link_to_what_only_the_tests_have_is_no_answer(
 ) -> None:
     bash(machine, attack)
     found = verified(machine, tmp_path, CONTAINS_TEST)
-    assert (found.outcome, found.reward) == ("scored", 0.0), found
+    is_text = "xff" not in attack  # no engine can be told of another name, which is then not removed
+    assert (found.outcome, found.reward) == ("scored" if is_text else "tampered", 0.0), found
+
+
+def test_a_link_in_a_folder_that_its_user_may_not_write_to_is_no_answer(tmp_path: Path) -> None:
+    with of_image(tmp_path, "RUN mkdir -p /app && chmod 777 /app", "USER 1000") as machine:
+        bash(machine, "mkdir /app/d; ln -s /tests/test.sh /app/d/answer; chmod 555 /app/d")
+        found = verified(machine, tmp_path, CONTAINS_TEST.replace("/app/answer", "/app/d/answer"))
+        assert (found.outcome, found.reward) == ("scored", 0.0), found
 
 
 def test_links_to_all_else_stay(machine: ContainerMachine, tmp_path: Path) -> None:

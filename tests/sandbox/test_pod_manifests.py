@@ -315,9 +315,15 @@ def test_files_folders_and_links_alone_are_copied_and_nothing_from_elsewhere() -
             ("app/device", tarfile.BLKTYPE, 0),
             ("app/link", tarfile.SYMTYPE, "/etc/passwd"),
             ("app/deceives", tarfile.SYMTYPE, "../tests/test.sh"),
+            ("app/src", tarfile.DIRTYPE, 0),
             ("app/src/own", tarfile.SYMTYPE, "../tests/data"),
             ("app/hard", tarfile.LNKTYPE, "app/a\udcff \n"),
             ("app/other", tarfile.LNKTYPE, "logs/x"),
+            ("app/of-pipe", tarfile.LNKTYPE, "app/pipe"),
+            ("app/of-deceives", tarfile.LNKTYPE, "app/deceives"),
+            ("app/of-link", tarfile.LNKTYPE, "app/link"),
+            ("app/chain", tarfile.SYMTYPE, "chained"),
+            ("app/chained", tarfile.SYMTYPE, "/tests/test.sh"),
             ("app/../etc/x", tarfile.REGTYPE, 1),
             ("/app/x", tarfile.REGTYPE, 1),
             ("etc/x", tarfile.REGTYPE, 1),
@@ -327,10 +333,12 @@ def test_files_folders_and_links_alone_are_copied_and_nothing_from_elsewhere() -
     assert [each.name for each in found] == [
         "app",
         "app/a\udcff \n",
-        "app/link",
-        "app/src/own",
+        "app/src",
         "app/hard",
         "usr/src/app/" + "n" * 300,
+        "app/link",
+        "app/src/own",
+        "app/of-link",
     ]
     assert {(each.uid, each.mode) for each in found} == {(0, 0o700)}
 

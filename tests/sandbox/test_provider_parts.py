@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from namespaces import HAS_NAMESPACES
 from plaudit_sandbox.archives import RewardArchive, write_archive
 from plaudit_sandbox.machine import REWARD_FILES
 from plaudit_sandbox.privileges import NOBODY
@@ -150,3 +151,27 @@ def test_a_user_who_may_make_no_namespaces_removes_folders_that_it_may_not_read(
     subprocess.run(command, check=True, cwd=tmp_path / "all", env=environment)
     assert not [*(tmp_path / "all").iterdir()]
     assert outside.stat().st_mode & 0o777 == 0o700
+
+
+LISTS = """
+import os, pathlib, sys
+from plaudit_sandbox.archives import deceiving_links, entries_below
+os.setgroups([])
+os.setgid(int(sys.argv[1]))
+os.setuid(int(sys.argv[1]))
+print(*deceiving_links(entries_below(pathlib.Path("machine"), "unshare", "--user", "--map-root-user")))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not HAS_NAMESPACES, reason="only root makes files of another user")
+def test_a_folder_that_its_owner_may_only_enter_hides_no_link(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (closed := tmp_path / "machine" / "app" / "d").mkdir(parents=True)
+    (closed / "e").symlink_to("/tests/test.sh")
+    (closed.parent / "answer").symlink_to("d/e")
+    for path in (tmp_path / "machine", *(tmp_path / "machine").rglob("*")):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    closed.chmod(0o111)
+    command = [sys.executable, "-c", LISTS, str(NOBODY)]
+    done = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert sorted(done.stdout.split()) == ["app/answer", "app/d/e"]

@@ -184,6 +184,7 @@ def test_tests_that_hang_end_as_a_timeout_and_a_full_machine_as_zero(machine: Ma
     "attack",
     [
         "mkfifo answer",
+        "mkfifo pipe; ln pipe answer",
         "ln -s /dev/zero answer",
         "mkdir d; ln -s ../.. d/up; ln -s d/up/dev/zero answer",
         "mkdir x; ln -s /tmp x/d; ln -s x/d/../dev/zero answer",
