@@ -18,7 +18,7 @@ import chart
 import images
 from real_cluster import ROOT
 
-NEW_FIELD, MOST_STEPS = "lookAhead", 60
+NEW_FIELD, MOST_STEPS = "lookAhead", 30
 _SITE = "opt/plaudit/lib/python3.11/site-packages"
 _PARTS = {"plaudit_wire": "wire", "plaudit_job": "job", "plaudit_operator": "operator"}
 _CHANGES = {
@@ -30,7 +30,9 @@ _CHANGES = {
             "    arguments: Opaque = Field(default={})\n",
         ),
     ),
-    "plaudit_job/spec/algorithm.py": (("steps: int = Field(ge=1, le=10_000_000)", "steps: int = Field(ge=1, le=60)"),),
+    "plaudit_job/spec/algorithm.py": (
+        ("steps: int = Field(ge=1, le=10_000_000)", f"steps: int = Field(ge=1, le={MOST_STEPS})"),
+    ),
     "plaudit_wire/messages.py": (("SCHEMA_VERSION: Final = 1", "SCHEMA_VERSION: Final = 2"),),
 }
 
