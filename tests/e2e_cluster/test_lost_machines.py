@@ -1,4 +1,4 @@
-"""Machines that are lost, stopped or filled, by their agents or with their node: each costs its own sample alone.
+"""Machines that are lost or stopped, by their agents or with their node: each costs its own sample alone.
 
 Whether they earn nothing or are errors shows after a minute or two, in which a machine's node says nothing. So all of
 them begin together, each in a namespace of its own, and a test waits for the end of one.
@@ -117,22 +117,6 @@ def an_agent_that_holds_its_machine_s_first_process_earns_nothing(
         assert "the machine's first process does not end" in found.reason
 
 
-def _full_disk(filling: str, pods: PodCluster, folder: Path) -> None:
-    with new_machine(pods, template=STAYS) as machine:
-        full = bash(machine, f"{filling}; sleep 400", timeout_s=300.0)
-        assert full.ending == "disk"
-        found = verified(machine, folder)
-        assert (found.outcome, found.reward) == ("scored", 0.0)
-
-
-def a_disk_full_of_bytes_ends_the_machine_and_is_no_error(cluster: Cluster, pods: PodCluster, folder: Path) -> None:
-    _full_disk("head -c 300000000 /dev/zero > /app/large", pods, folder)
-
-
-def a_disk_full_of_inodes_ends_the_machine_and_is_no_error(cluster: Cluster, pods: PodCluster, folder: Path) -> None:
-    _full_disk("cd /app; seq 40000 | xargs -n 1000 touch", pods, folder)
-
-
 def a_lost_pod_and_an_image_that_is_nowhere_are_errors_in_kubernetes_s_words(
     cluster: Cluster, pods: PodCluster, folder: Path
 ) -> None:
@@ -178,8 +162,6 @@ def a_lost_node_costs_the_machines_that_were_on_it_alone(cluster: Cluster, pods:
 STORIES: tuple[Story, ...] = (
     a_lost_node_costs_the_machines_that_were_on_it_alone,
     a_lost_pod_and_an_image_that_is_nowhere_are_errors_in_kubernetes_s_words,
-    a_disk_full_of_bytes_ends_the_machine_and_is_no_error,
-    a_disk_full_of_inodes_ends_the_machine_and_is_no_error,
     an_agent_that_holds_its_machine_s_first_process_earns_nothing,
     an_agent_that_stops_every_process_earns_nothing,
     an_agent_that_ends_every_command_or_leaves_no_room_for_one_gets_no_other_machine,

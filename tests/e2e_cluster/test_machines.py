@@ -126,6 +126,18 @@ def test_separate_tests_find_the_artifacts_and_nothing_else_of_the_agent(pods: P
     assert pods.find({}) == []
 
 
+@pytest.mark.parametrize(
+    "filling",
+    ["head -c 300000000 /dev/zero > /app/large", "cd /app; seq 40000 | xargs -n 1000 touch"],
+    ids=["bytes", "inodes"],
+)
+def test_a_full_disk_ends_the_machine_and_is_no_error(machine: PodMachine, tmp_path: Path, filling: str) -> None:
+    full = bash(machine, f"{filling}; sleep 400", timeout_s=300.0)
+    assert full.ending == "disk"
+    found = verified(machine, tmp_path)
+    assert (found.outcome, found.reward) == ("scored", 0.0)
+
+
 VERIFIES = """
 import asyncio, sys
 from pathlib import Path
