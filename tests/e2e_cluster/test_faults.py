@@ -22,7 +22,7 @@ from real_cluster import Cluster, harness
 
 pytestmark = pytest.mark.timeout(900)
 
-STEPS, SLOW_S = 200, 10
+STEPS, SLOW_S = 180, 15
 ROLES = ("rollout", "reward", "metrics", "trainer", "redis")
 APART = (("rollout", "reward", "metrics"), ("trainer",), ("redis",))
 """Roles that are struck at the same time: the job waits for none of the first three, and each is replaced by itself."""

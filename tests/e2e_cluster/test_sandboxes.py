@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +84,22 @@ while (digit := ask()) != "=":
 """Asks the policy for one digit after another, unless it gets what it must not get."""
 
 
+@cache
+def _prepare(folder: Path) -> None:
+    """Write the model and the tasks, which both jobs read."""
+    subprocess.run([sys.executable, EXAMPLE / "prepare.py", "--folder", folder], check=True)
+    (folder / "model" / "model.safetensors").chmod(0o644)  # pods have another user
+    for task in folder.glob("tasks/*/task.toml"):
+        task.write_text(task.read_text().replace("[environment]\n", SMALL))
+
+
 class TerminalJob(PacedJob):
     """The terminal example with pods for machines, and with a script for a policy."""
 
     def manifest(self) -> dict[str, Any]:
-        folder = self._shared / self.name
-        subprocess.run([sys.executable, EXAMPLE / "prepare.py", "--folder", folder], check=True)
-        (folder / "model" / "model.safetensors").chmod(0o644)  # pods have another user
-        for task in folder.glob("tasks/*/task.toml"):
-            task.write_text(task.read_text().replace("[environment]\n", SMALL))
+        _prepare(self._shared / "terminal")
         job: dict[str, Any] = YAML(typ="safe").load(EXAMPLE / "job.yaml")
-        spec, inside = job["spec"], f"/plaudit/{self.name}"
+        spec, inside = job["spec"], "/plaudit/terminal"
         job["metadata"] = {"name": self.name, "namespace": NAMESPACE}
         spec["model"]["source"] = f"{inside}/model"
         spec["data"]["train"]["tasks"] = f"{inside}/tasks"
