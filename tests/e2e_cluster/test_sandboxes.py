@@ -27,6 +27,7 @@ from pod_processes import main_process
 from real_cluster import ROOT, Cluster
 from ruamel.yaml import YAML
 
+from plaudit_job.processes import machines_run
 from plaudit_reward.machines import KEPT, KeptMachines
 from plaudit_reward.pod_provider import RUN_LABEL, PodProvider
 from plaudit_reward.providers import MachineChoice
@@ -136,8 +137,8 @@ class TerminalJob(PacedJob):
 
     def machines(self) -> list[dict[str, Any]]:
         """Return the pods of its machines and of their tests."""
-        run = self.status.get("run")
-        return self.cluster.pods(NAMESPACE, f"{LABEL},{RUN_LABEL}={run}") if run else []
+        run = machines_run(Path("/plaudit/runs", NAMESPACE, self.status.get("run", "")))
+        return self.cluster.pods(NAMESPACE, f"{LABEL},{RUN_LABEL}={run}")
 
 
 class ProgramJob(TerminalJob):
