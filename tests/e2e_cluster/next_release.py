@@ -22,7 +22,7 @@ import chart
 import images
 from real_cluster import ROOT
 
-NEW_FIELD, MOST_STEPS = "lookAhead", 30
+NEW_FIELD, MOST_STEPS = "lookAhead", 50
 _OCI = "application/vnd.oci.image"
 _SITE = "opt/plaudit/lib/python3.11/site-packages"
 _PARTS = {"plaudit_wire": "wire", "plaudit_job": "job", "plaudit_operator": "operator"}
