@@ -166,6 +166,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.partition("::")[0]
             return next((room for start, room in ROOMS.items() if file.startswith(start)), file)
 
+        def _reschedule(self, node: Any) -> None:
+            # A process gets its next file with its last test, not with the last but one: both may be long.
+            busy = self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) > 1
+            if not busy:
+                super()._reschedule(node)
+
     return Rooms(config, log)
 
 

@@ -24,20 +24,30 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "operator")]
 
 import chart  # noqa: E402
+import machine_pods  # noqa: E402
 import training  # noqa: E402
 from real_cluster import Cluster, harness  # noqa: E402
+
+from plaudit_reward.pod_provider import NAMESPACE_VARIABLE  # noqa: E402
+from plaudit_sandbox.pod_cluster import PodCluster  # noqa: E402
+from plaudit_sandbox.pods import PodMachine  # noqa: E402
 
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
 LONGEST = (
+    "test_lost_machines",
     "test_machines",
+    "test_kept_machines",
+    "test_gang",
+    "test_operator",
     "test_faults",
     "test_sandboxes",
     "test_upgrade",
     "test_learning",
     "test_reward_service",
     "test_describe",
+    "test_environment",
 )
 """Files that begin first, so that the processes that share the tests end at about the same time."""
 
@@ -130,3 +140,22 @@ def shared(installed: Cluster) -> Cluster:
     """The installed cluster with what ``training.copy_digits`` needs."""
     training.prepare(installed, chart.values()["images"]["gpu"])
     return installed
+
+
+@pytest.fixture(scope="module")
+def pods(with_images: Cluster) -> Iterator[PodCluster]:
+    """Yield the namespace in which tests make machines, which commands of this process find as well."""
+    if not with_images.own:
+        pytest.skip("images can be loaded into a cluster of the harness alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", with_images.kubeconfig)
+        patch.setenv(NAMESPACE_VARIABLE, machine_pods.NAMESPACE)
+        (made,) = machine_pods.namespaces(with_images, machine_pods.NAMESPACE)
+        yield made
+
+
+@pytest.fixture
+def machine(pods: PodCluster) -> Iterator[PodMachine]:
+    """Yield a new machine."""
+    with machine_pods.new_machine(pods) as made:
+        yield made

@@ -73,9 +73,14 @@ def main() -> None:
     sys.stdout.write("".join(f"{archive}\n" for archive in archives))
 
 
+def archive_of(name: str) -> Path:
+    """Return the path of an image's archive."""
+    return _CACHE / f"{name.rpartition('/')[2].replace(':', '_')}.tar"
+
+
 def _archived(name: str) -> Path:
     """Return the archive of an image, built where one of the two is missing."""
-    archive = _CACHE / f"{name.rpartition('/')[2].replace(':', '_')}.tar"
+    archive = archive_of(name)
     if subprocess.run(["buildah", "inspect", name], capture_output=True, check=False).returncode:
         archive.unlink(missing_ok=True)
         _build(name)

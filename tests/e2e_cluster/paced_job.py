@@ -2,7 +2,8 @@
 
 The rollouts' engine is scripted, so that they start in a second; everything else is real, including the trainer. While
 the file ``slow-<job>`` exists on the shared volume, each score takes seconds; without it, steps close quickly: while a
-test waits for one, and at the end. So a job ends soon after the last fault, however long the faults took.
+test waits for one, and at the end. So a job ends soon after the last fault, however long the faults took. The slower
+the scores, the fewer steps it needs for the same time; a reward worker that is drained hands them back after 20 s.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REWARD = """\
 import asyncio, pathlib
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    for _ in range(30):
+    for _ in range({slow_s} * 5):
         if not pathlib.Path("/plaudit/slow-{name}").exists():
             break
         await asyncio.sleep(0.2)
@@ -42,11 +43,12 @@ class PacedJob:
         name: name of the job.
         steps: number of steps.
         reward: the module of its reward function, with ``{name}`` in place of the job's name.
+        slow_s: for how long a slow score takes, in place of ``{slow_s}`` there.
     """
 
-    def __init__(self, cluster: Cluster, name: str, steps: int, reward: str = REWARD) -> None:
+    def __init__(self, cluster: Cluster, name: str, steps: int, reward: str = REWARD, slow_s: int = 6) -> None:
         self.cluster = cluster
-        self._reward = reward.format(name=name)
+        self._reward = reward.format(name=name, slow_s=slow_s)
         self.name = name
         self.steps = steps
         claim = cluster.get("pvc", "shared", NAMESPACE)

@@ -42,23 +42,42 @@ BEGUN = {job["metadata"]["name"]: job for job in _SIDE_BY_SIDE}
 """Jobs that begin together: one gets into its trouble while a test looks at another."""
 
 
+def no_judge(cluster: Cluster) -> tuple[Job, Job]:
+    """Return a job whose judge is nowhere, and the ConfigMap of its template."""
+    judge = {
+        "baseUrl": f"http://judge.{NAMESPACE}.svc:8000/v1",
+        "model": "none",
+        "promptTemplate": {"path": "judge.j2"},
+        "parse": {"jsonPath": "$.score"},
+    }
+    job = PacedJob(cluster, "no-judge", 1000).manifest()
+    scorer = {"name": "quality", "kind": "judge", "judge": judge, "timeoutSeconds": 5}
+    job["spec"]["reward"] |= {"scorers": [scorer], "maxFailedShare": 1.0}
+    template = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "no-judge", "namespace": NAMESPACE}}
+    return job, {**template, "data": {"judge.j2": "{{ response }}"}}
+
+
 @pytest.fixture(scope="module")
-def begun(installed: Cluster) -> Iterator[None]:
-    """Apply the jobs that begin together."""
-    done = installed.apply(*BEGUN.values())
+def begun(shared: Cluster) -> Iterator[dict[str, Job]]:
+    """Apply the jobs that begin together, and yield them by name."""
+    job, template = no_judge(shared)
+    jobs = {**BEGUN, "no-judge": job}
+    done = shared.apply(template, *jobs.values())
     assert done.returncode == 0, done.stderr
-    yield
-    installed.kubectl("--namespace", NAMESPACE, "delete", "rlj", *BEGUN, "--wait=false", "--ignore-not-found")
+    yield jobs
+    where = ("--namespace", NAMESPACE)
+    shared.kubectl(*where, "delete", "rlj", *jobs, "--wait=false", "--ignore-not-found")
+    shared.kubectl(*where, "delete", "configmap", "no-judge")
 
 
 @pytest.fixture
-def told(installed: Cluster, begun: None) -> Iterator[Callable[..., str]]:
+def told(installed: Cluster, begun: dict[str, Job]) -> Iterator[Callable[..., str]]:
     """Apply a job that has not begun, wait for a reason, and check that describe shows it, these texts and an event."""
     made: list[str] = []
 
     def told(job: Job, kind: str, reason: str, *words: str, event: bool = True) -> str:
         name = job["metadata"]["name"]
-        if name not in {*made, *BEGUN}:
+        if name not in {*made, *begun}:
             made.append(name)
             done = installed.apply(job)
             assert done.returncode == 0, done.stderr
@@ -135,23 +154,8 @@ def test_reward_code_that_is_missing_and_then_broken_and_then_right(told: Callab
         installed.kubectl("--namespace", NAMESPACE, "delete", "configmap", "bad-code")
 
 
-def test_a_judge_that_cannot_be_reached(shared: Cluster, told: Callable[..., str]):
-    judge = {
-        "baseUrl": f"http://judge.{NAMESPACE}.svc:8000/v1",
-        "model": "none",
-        "promptTemplate": {"path": "judge.j2"},
-        "parse": {"jsonPath": "$.score"},
-    }
-    job = PacedJob(shared, "no-judge", 10).manifest()
-    scorer = {"name": "quality", "kind": "judge", "judge": judge, "timeoutSeconds": 5}
-    job["spec"]["reward"] |= {"scorers": [scorer], "maxFailedShare": 1.0}
-    template = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "no-judge", "namespace": NAMESPACE}}
-    done = shared.apply({**template, "data": {"judge.j2": "{{ response }}"}})
-    assert done.returncode == 0, done.stderr
-    try:
-        told(job, "Degraded", "JudgeFailing", "scorer 'quality'", "Check the judge, its baseUrl, key")
-    finally:
-        shared.kubectl("--namespace", NAMESPACE, "delete", "configmap", "no-judge")
+def test_a_judge_that_cannot_be_reached(begun: dict[str, Job], told: Callable[..., str]):
+    told(begun["no-judge"], "Degraded", "JudgeFailing", "scorer 'quality'", "Check the judge, its baseUrl, key")
 
 
 def test_a_redis_that_is_full_and_the_columns_of_kubectl_get(installed: Cluster, told: Callable[..., str]):

@@ -22,7 +22,7 @@ from real_cluster import Cluster, harness
 
 pytestmark = pytest.mark.timeout(900)
 
-STEPS = 300
+STEPS, SLOW_S = 180, 15
 ROLES = ("rollout", "reward", "metrics", "trainer", "redis")
 APART = (("rollout", "reward", "metrics"), ("trainer",), ("redis",))
 """Roles that are struck at the same time: the job waits for none of the first three, and each is replaced by itself."""
@@ -35,7 +35,7 @@ def job(shared: Cluster) -> Iterator[PacedJob]:
     """Yield a job that trains with slow scores."""
     if not shared.own:
         pytest.skip("kills nodes and processes of this machine")
-    job = PacedJob(shared, "faults", STEPS)
+    job = PacedJob(shared, "faults", STEPS, slow_s=SLOW_S)
     job.start()
     yield job
     job.delete()

@@ -1,6 +1,7 @@
 """Whole jobs whose samples work in pods: right rewards through a killed broker and a suspension, and nothing left.
 
-The agents of the first job are tools, those of the second are programs in the pods.
+The agents of the first job are tools, those of the second are programs in the pods. They begin together: one works
+while the other one waits.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,9 @@ from pod_processes import main_process
 from real_cluster import ROOT, Cluster
 from ruamel.yaml import YAML
 
+from plaudit_job.processes import machines_run
 from plaudit_reward.machines import KEPT, KeptMachines
-from plaudit_reward.pod_provider import PodProvider
+from plaudit_reward.pod_provider import RUN_LABEL, PodProvider
 from plaudit_reward.providers import MachineChoice
 from plaudit_reward.scorer import Attempt, Score
 from plaudit_reward.verifier import VerifierScorer
@@ -81,17 +85,22 @@ while (digit := ask()) != "=":
 """Asks the policy for one digit after another, unless it gets what it must not get."""
 
 
+@cache
+def _prepare(folder: Path) -> None:
+    """Write the model and the tasks, which both jobs read."""
+    subprocess.run([sys.executable, EXAMPLE / "prepare.py", "--folder", folder], check=True)
+    (folder / "model" / "model.safetensors").chmod(0o644)  # pods have another user
+    for task in folder.glob("tasks/*/task.toml"):
+        task.write_text(task.read_text().replace("[environment]\n", SMALL))
+
+
 class TerminalJob(PacedJob):
     """The terminal example with pods for machines, and with a script for a policy."""
 
     def manifest(self) -> dict[str, Any]:
-        folder = self._shared / self.name
-        subprocess.run([sys.executable, EXAMPLE / "prepare.py", "--folder", folder], check=True)
-        (folder / "model" / "model.safetensors").chmod(0o644)  # pods have another user
-        for task in folder.glob("tasks/*/task.toml"):
-            task.write_text(task.read_text().replace("[environment]\n", SMALL))
+        _prepare(self._shared / "terminal")
         job: dict[str, Any] = YAML(typ="safe").load(EXAMPLE / "job.yaml")
-        spec, inside = job["spec"], f"/plaudit/{self.name}"
+        spec, inside = job["spec"], "/plaudit/terminal"
         job["metadata"] = {"name": self.name, "namespace": NAMESPACE}
         spec["model"]["source"] = f"{inside}/model"
         spec["data"]["train"]["tasks"] = f"{inside}/tasks"
@@ -127,8 +136,9 @@ class TerminalJob(PacedJob):
         return asyncio.run(VerifierScorer("tests", kept, 1).score(sample, Attempt(600.0)))
 
     def machines(self) -> list[dict[str, Any]]:
-        """Return the pods of machines and of their tests."""
-        return self.cluster.pods(NAMESPACE, LABEL)
+        """Return the pods of its machines and of their tests."""
+        run = machines_run(Path("/plaudit/runs", NAMESPACE, self.status.get("run", "")))
+        return self.cluster.pods(NAMESPACE, f"{LABEL},{RUN_LABEL}={run}")
 
 
 class ProgramJob(TerminalJob):
@@ -156,13 +166,39 @@ def _call(digit: int) -> str:
     return f'<tool_call>{{"name": "bash", "arguments": {arguments}}}</tool_call>'
 
 
-@pytest.fixture(scope="module")
-def job(shared: Cluster) -> Iterator[TerminalJob]:
-    if not shared.own:
-        pytest.skip("kills processes of this machine, and needs an image")
-    job = TerminalJob(shared, "terminal", STEPS)
+def _begun(job: TerminalJob) -> None:
     done = job.cluster.apply(job.manifest())
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def programs(shared: Cluster) -> Iterator[Future[ProgramJob]]:
+    """Yield the end of the second job."""
+    if not shared.own:
+        pytest.skip("kills processes of this machine, and needs an image")
+    job = ProgramJob(shared, "programs", 1)
+    _begun(job)
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(_ended, job)
+    job.delete()
+
+
+def _ended(job: ProgramJob) -> ProgramJob:
+    """Return the second job at its end, in which its network policy has opened the pods of machines to its agents."""
+    cluster = job.cluster
+    cluster.until("machines", job.machines, 400)
+    policy = cluster.get("networkpolicy", "programs-machines", NAMESPACE)
+    opened = ",".join(f"{name}={value}" for name, value in policy["spec"]["podSelector"]["matchLabels"].items())
+    cluster.until("agents that it opens", lambda: cluster.pods(NAMESPACE, opened), 60)
+    cluster.until("the end", lambda: job.phase in ("Complete", "Failed", "Invalid"), 600)
+    return job
+
+
+@pytest.fixture(scope="module")
+def job(shared: Cluster, programs: Future[ProgramJob]) -> Iterator[TerminalJob]:
+    """Yield the first job, just begun."""
+    job = TerminalJob(shared, "terminal", STEPS)
+    _begun(job)
     yield job
     job.delete()
 
@@ -213,28 +249,12 @@ def test_nothing_is_left_of_machines(job: TerminalJob) -> None:
     assert not [*job.folder.glob("sandboxes/*")]
 
 
-@pytest.fixture
-def programs(shared: Cluster) -> Iterator[ProgramJob]:
-    if not shared.own:
-        pytest.skip("needs an image")
-    job = ProgramJob(shared, "programs", 1)
-    done = job.cluster.apply(job.manifest())
-    assert done.returncode == 0, done.stderr
-    yield job
-    job.delete()
-
-
-def test_programs_in_pods_ask_their_rollout_for_the_policys_turns(programs: ProgramJob) -> None:
-    cluster = programs.cluster
-    cluster.until("machines", programs.machines, 400)
-    policy = cluster.get("networkpolicy", "programs-machines", NAMESPACE)
-    opened = ",".join(f"{name}={value}" for name, value in policy["spec"]["podSelector"]["matchLabels"].items())
-    cluster.until("agents that it opens", lambda: cluster.pods(NAMESPACE, opened), 60)
-    cluster.until("the end", lambda: programs.phase in ("Complete", "Failed", "Invalid"), 600)
-    assert programs.phase == "Complete", programs.status["conditions"]
-    rows = [row for file in programs.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
+def test_programs_in_pods_ask_their_rollout_for_the_policys_turns(programs: Future[ProgramJob]) -> None:
+    job = programs.result()
+    assert job.phase == "Complete", job.status["conditions"]
+    rows = [row for file in job.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
     assert len(rows) >= PROMPTS * SAMPLES
     for row in rows:
         reward = REWARDS.get(row["prompt"].rstrip("=")[-2:], 0.0)
         assert (row["outcome"], row["score"]) == ("scored", reward), row["reason"]
-    cluster.until("no machine is left", lambda: not programs.machines())
+    job.cluster.until("no machine of any job is left", lambda: not job.cluster.pods(NAMESPACE, LABEL))
