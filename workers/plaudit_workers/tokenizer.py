@@ -154,7 +154,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str:
         """Return messages as text, with ``generate`` up to the policy's next turn. Raise ``TemplateError``."""
-        return self._rendered(messages, add_generation_prompt=generate)
+        return self._rendered(messages, generate=generate)
 
     def prompt(self, messages: Sequence[dict[str, Any]]) -> str:
         """Return messages as the text that the policy continues; a last message of the assistant is left open.
@@ -164,11 +164,16 @@ class ChatTemplate:
         last = messages[-1]
         if last["role"] != "assistant" or last.get("tool_calls"):
             return self.render(messages, generate=True)
-        return self._rendered(messages, add_generation_prompt=False, continue_final_message=True)
+        return self._rendered(messages, generate=False, continued=True)
 
-    def _rendered(self, messages: Sequence[dict[str, Any]], **options: bool) -> str:
+    def _rendered(self, messages: Sequence[dict[str, Any]], *, generate: bool, continued: bool = False) -> str:
         text = self.tokenizer.apply_chat_template(
-            list(messages), tools=self.tools or None, tokenize=False, **options, **self._arguments
+            list(messages),
+            tools=self.tools or None,
+            tokenize=False,
+            add_generation_prompt=generate,
+            continue_final_message=continued,
+            **self._arguments,
         )
         return str(text)
 
