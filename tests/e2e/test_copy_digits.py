@@ -14,7 +14,7 @@ from waiting import runs
 pytestmark = pytest.mark.timeout(900)
 
 
-def interrupted(command: list[str], run: Path, after_steps: int, runs: Callable[[int], bool]) -> None:
+def interrupted(command: list[str], run: Path, after_steps: int) -> None:
     """Starts the run and sends Ctrl-C after so many steps: it ends with a checkpoint and leaves no process behind."""
     output = run.with_suffix(".output")
     with output.open("wb") as file:
@@ -41,7 +41,7 @@ def test_copy_digits_stops_at_ctrl_c_goes_on_and_learns(
     tmp_path: Path,
 ) -> None:
     job = example("01-copy-digits") / "job.yaml"
-    interrupted(plaudit_command(job, "--steps", "40", name="digits"), tmp_path / "digits", after_steps=10, runs=runs)
+    interrupted(plaudit_command(job, "--steps", "40", name="digits"), tmp_path / "digits", after_steps=10)
     run = plaudit_run(job, "--steps", "40", "--resume", name="digits")
     assert run.exit_code == 0, run.output
     assert run.trained_steps == list(range(1, 41))

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import agent_sandbox
 import images
 import pyarrow.parquet as parquet
 import pytest
@@ -135,6 +136,10 @@ class TerminalJob(PacedJob):
         sample = Sample(row["group"], row["index"], "", "", "", extra_info=given)
         return asyncio.run(VerifierScorer("tests", kept, 1).score(sample, Attempt(600.0)))
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the samples that the run stored."""
+        return [row for file in self.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
+
     def machines(self) -> list[dict[str, Any]]:
         """Return the pods of its machines and of their tests."""
         run = machines_run(Path("/plaudit/runs", NAMESPACE, self.status.get("run", "")))
@@ -152,6 +157,16 @@ class ProgramJob(TerminalJob):
         spec["rollout"]["engine"]["arguments"] = {"turns": ["0", "1", "="]}
         spec["algorithm"]["steps"] = 1
         spec["sandboxes"] |= {"maxConcurrent": 4, "warm": 0, "keep": "none"}
+        return job
+
+
+class ClaimsJob(TerminalJob):
+    """The same with machines that Agent Sandbox makes."""
+
+    def manifest(self) -> dict[str, Any]:
+        job = super().manifest()
+        job["spec"]["algorithm"]["steps"] = 1
+        job["spec"]["sandboxes"] |= {"provider": "agentSandbox", "keep": "none"}
         return job
 
 
@@ -220,7 +235,7 @@ def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_kill_and_a_sus
     # A group of which the kill took every sample is dropped.
     assert (ledger["trained"] + ledger["dropped"], ledger["problems"]) == (STEPS * PROMPTS, [])
     assert ledger["trained"] > STEPS * PROMPTS / 2
-    rows = [row for file in job.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
+    rows = job.rows()
     assert len(rows) >= STEPS * PROMPTS * SAMPLES
     scored = [row for row in rows if row["outcome"] == "scored"]
     for row in scored:
@@ -232,7 +247,7 @@ def test_samples_in_pods_get_the_rewards_of_their_tests_through_a_kill_and_a_sus
 
 def test_machines_that_were_kept_give_the_same_rewards_again(job: TerminalJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", job.cluster.kubeconfig)
-    rows = [row for file in job.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
+    rows = job.rows()
     scored = [row for row in rows if row["outcome"] == "scored"]
     kept = {(path.parts[-3], int(path.parts[-2].split("-")[0])) for path in job.folder.glob(f"{KEPT}/*/*/kept.json")}
     found = [row for row in scored if (row["group"], row["index"]) in kept]
@@ -249,10 +264,28 @@ def test_nothing_is_left_of_machines(job: TerminalJob) -> None:
     assert not [*job.folder.glob("sandboxes/*")]
 
 
+@pytest.mark.skipif(
+    not os.environ.get("PLAUDIT_E2E_AGENT_SANDBOX"), reason="PLAUDIT_E2E_AGENT_SANDBOX names no controller"
+)
+def test_a_job_whose_machines_agent_sandbox_makes(shared: Cluster) -> None:
+    with agent_sandbox.installed(shared, NAMESPACE):
+        job = ClaimsJob(shared, "claims", 1)
+        _begun(job)
+        job.cluster.until("the end", lambda: job.phase in ("Complete", "Failed", "Invalid"), 900)
+        assert job.phase == "Complete", job.status["conditions"]
+        for row in job.rows():
+            reward = REWARDS.get(row["prompt"].rstrip("=")[-2:], 0.0)
+            assert row["score"] == pytest.approx(reward), row["reason"]
+        for kind in agent_sandbox.KINDS:
+            left = shared.kubectl("--namespace", NAMESPACE, "get", kind, "-o", "name").stdout
+            assert not left, left
+        job.delete()
+
+
 def test_programs_in_pods_ask_their_rollout_for_the_policys_turns(programs: Future[ProgramJob]) -> None:
     job = programs.result()
     assert job.phase == "Complete", job.status["conditions"]
-    rows = [row for file in job.folder.glob("samples/*.parquet") for row in parquet.read_table(file).to_pylist()]
+    rows = job.rows()
     assert len(rows) >= PROMPTS * SAMPLES
     for row in rows:
         reward = REWARDS.get(row["prompt"].rstrip("=")[-2:], 0.0)

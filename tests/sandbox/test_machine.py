@@ -116,7 +116,7 @@ time.sleep(600)
 
 
 async def test_what_the_kernel_counts_for_each_user_is_shared_out(machine: Machine) -> None:
-    other = machine.at(machine.folder.with_name("two"))
+    other = Machine(machine.folder.with_name("two"), machine.limits)
     taking = asyncio.create_task(machine.run(["python3", "-c", TAKE_ALL], timeout_s=60.0))
     await until(lambda: (machine.folder / "files/app/taken").exists())
     code = "import ctypes; print(ctypes.CDLL(None).inotify_init() >= 0)"

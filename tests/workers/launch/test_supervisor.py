@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import waiting
 from plaudit_wire.redis import RedisAddress
 from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role
 from plaudit_workers.launch.supervisor import LocalProcesses, Processes, Supervisor
@@ -19,7 +20,8 @@ from plaudit_workers.launch.transport import RedisAccess
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, ProcessEnding
 from waiting import runs
 
-HERE = str(Path(__file__).parent)
+HERE = os.pathsep.join([str(Path(__file__).parent), str(Path(waiting.__file__).parent)])
+"""Where the processes find this file and what it imports."""
 
 
 def on_ray() -> Processes:

@@ -125,7 +125,7 @@ async def test_suspects_are_worked_on_without_other_entries(run: Any) -> None:
 async def test_repeated_mass_kills_bury_only_the_entry_that_caused_them(run: Any) -> None:
     """A worker works on 16 suspects at once, after each further loss on a quarter: 2 + 3 losses find one of 24."""
     killer = (await run.published(n=24))[7].index
-    losses, scored, options = 1, 0, {"renew_every_s": 0.0, "suspect_from": 3, "most_suspects": 16}
+    losses, num_scored, options = 1, 0, {"renew_every_s": 0.0, "suspect_from": 3, "most_suspects": 16}
     batches: list[int] = []
     for number in range(1, 40):
         worker = run.another(run.samples, f"reward-{number}", **options)
@@ -137,10 +137,10 @@ async def test_repeated_mass_kills_bury_only_the_entry_that_caused_them(run: Any
         for delivery in taken:
             await commit(run.transport, delivery, scored(1.0))
             worker.finished(delivery)
-            scored += 1
+            num_scored += 1
         if not taken:
             break
-    assert (losses, scored) == (5, 23)
+    assert (losses, num_scored) == (5, 23)
     assert batches[:2] == [24, 16]
     [group] = await run.trainer.take_ready(1, 0.0)
     assert [sample.index for sample in group.samples if sample.scoring.outcome == "poison"] == [killer]

@@ -18,8 +18,8 @@ async def test_past_its_deadline_a_group_goes_on_with_the_samples_it_has(run: An
     prompt = await run.admitted(n=3)
     for index in (0, 1):
         await publish(transport, prompt, index, make_body(prompt.payload, index))
-    scored, late = await run.samples.take(2)
-    await commit(transport, scored, scored(1.0))
+    first, late = await run.samples.take(2)
+    await commit(transport, first, scored(1.0))
     assert await run.trainer.release_expired() == [prompt.group]
     assert await run.trainer.release_expired() == []
     [group] = await run.trainer.take_ready(1, 0.0)

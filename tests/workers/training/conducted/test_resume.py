@@ -31,7 +31,7 @@ from waiting import until
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def assert_whole(simulation: Any, policy: Any, positions: Any, num_prompts: int, num_steps: int) -> None:
+def assert_whole(simulation: Any, policy: Any, num_prompts: int, num_steps: int) -> None:
     """What an undisturbed run would have left, and a ledger that adds up."""
     trained = [group for update in policy.trained for group in update]
     assert len(trained) == len(set(trained))
@@ -198,7 +198,7 @@ async def test_a_redis_that_forgets_everything_costs_only_time(simulation: Any, 
         await simulation.rewind([])
         done, policy = await training
     assert done
-    assert_whole(simulation, policy, positions, 20, 5)
+    assert_whole(simulation, policy, 20, 5)
     assert simulation.ledger()["dropped:lost"] > 0
 
 
@@ -232,7 +232,7 @@ async def test_groups_that_reappear_with_an_old_state_of_redis_are_not_trained_a
         await simulation.rewind(old)
         done, policy = await training
     assert done
-    assert_whole(simulation, policy, positions, 24, 6)
+    assert_whole(simulation, policy, 24, 6)
 
 
 async def test_a_group_that_is_not_ready_any_more_when_it_is_read_is_trained_when_it_is_again(
@@ -260,7 +260,7 @@ async def test_a_group_that_is_not_ready_any_more_when_it_is_read_is_trained_whe
         done, policy = await simulation.train(make_plan(steps=6, staleness=1))
     assert done
     assert rewound.is_set()
-    assert_whole(simulation, policy, positions, 24, 6)
+    assert_whole(simulation, policy, 24, 6)
 
 
 async def test_a_redis_that_is_killed_and_loads_its_file_again_loses_nothing(
@@ -278,7 +278,7 @@ async def test_a_redis_that_is_killed_and_loads_its_file_again_loses_nothing(
             done, policy = await training
     assert done
     simulation.server = redis_server
-    assert_whole(simulation, policy, positions, 20, 5)
+    assert_whole(simulation, policy, 20, 5)
 
 
 async def test_a_trainer_that_was_replaced_leaves_and_trains_nothing_more(simulation: Any) -> None:
@@ -292,7 +292,7 @@ async def test_a_trainer_that_was_replaced_leaves_and_trains_nothing_more(simula
             await first
         done, policy = await second
     assert done
-    assert_whole(simulation, policy, positions, 24, 6)
+    assert_whole(simulation, policy, 24, 6)
 
 
 async def test_a_checkpoint_that_a_replaced_trainer_saved_after_its_successor_began_does_not_count(
@@ -312,7 +312,7 @@ async def test_a_checkpoint_that_a_replaced_trainer_saved_after_its_successor_be
         (tmp_path / "late").rename(late)
         done, policy = await simulation.train(make_plan(steps=6))
     assert done
-    assert_whole(simulation, policy, positions, 24, 6)
+    assert_whole(simulation, policy, 24, 6)
 
 
 def prompts_of(simulation: Any) -> dict[int, str]:
@@ -415,4 +415,4 @@ async def test_a_run_whose_recorded_checkpoint_is_missing_is_refused_and_goes_on
         (tmp_path / "backup").rename(checkpoint)
         done, policy = await simulation.train(make_plan(steps=3))
     assert done
-    assert_whole(simulation, policy, positions, 12, 3)
+    assert_whole(simulation, policy, 12, 3)
