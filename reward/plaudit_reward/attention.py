@@ -31,7 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from plaudit_wire.logs import get_logger
-from plaudit_wire.plain import error_text
+from plaudit_wire.errors import described
 
 PACKED_ATTENTION = "plaudit_packed"
 """The ``attn_implementation`` of models that compute packed rows."""
@@ -398,8 +398,7 @@ def disagreement(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int
             found = _outcome(varlen_attention, device, dtype, sizes, window)
         # A kernel that was not built for this GPU raises what its library raises.
         except Exception as error:
-            first, _, _ = error_text(error).partition("\n")  # a library's own words go on for lines
-            return f"the kernel failed: {first}"
+            return f"the kernel failed: {described(error)}"
         for own, other in zip(found, expected, strict=True):
             apart = float((own.float() - other.float()).abs().max() / other.float().abs().max())
             if not apart <= _TOLERANCE:

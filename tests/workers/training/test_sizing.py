@@ -16,19 +16,17 @@ from plaudit_job.rules.job import rule_problems
 from plaudit_reward.attention import PACKED_ATTENTION
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.cli import main
-from plaudit_workers.commands.plan import known_problems, read_shape, step_times
-from plaudit_workers.commands.sizing import (
-    LOGIT_COPIES,
-    cache_tokens,
+from plaudit_workers.commands.plan import (
     fit_problems,
     fits_rollout,
     fits_trainer,
-    host_parts,
+    known_problems,
     nearest_rollout,
     nearest_trainer,
-    rollout_parts,
-    trainer_parts,
+    read_shape,
+    step_times,
 )
+from plaudit_workers.commands.sizing import LOGIT_COPIES, cache_tokens, host_parts, rollout_parts, trainer_parts
 from plaudit_workers.training.model.head import FORWARD_DTYPES, TokenHead, reduced
 from saved_bytes import QWEN_7B, saved_bytes
 
