@@ -30,8 +30,8 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from plaudit_wire.logs import get_logger
 from plaudit_wire.errors import described
+from plaudit_wire.logs import get_logger
 
 PACKED_ATTENTION = "plaudit_packed"
 """The ``attn_implementation`` of models that compute packed rows."""
