@@ -234,7 +234,7 @@ def _leads_to_tests(path: str, entries: Mapping[str, str], steps: Iterator[int])
                 return True
             if (kind := entries.get(place, "")).startswith(LINK):
                 num_links += 1
-                place = "" if kind[1] == "/" else above
+                place = "" if kind.startswith(f"{LINK}/") else above
                 left += kind[1:].split("/")[::-1]
     return False
 

@@ -1,4 +1,4 @@
-"""What the tests of the chart share: helm."""
+"""Share helm between the tests of the chart."""
 
 from __future__ import annotations
 

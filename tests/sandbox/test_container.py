@@ -158,7 +158,7 @@ def test_a_link_to_what_only_the_tests_have_is_no_answer(
 ) -> None:
     bash(machine, attack)
     found = verified(machine, tmp_path, CONTAINS_TEST)
-    is_text = "xff" not in attack  # no engine can be told of another name, which is then not removed
+    is_text = "xff" not in attack  # engines take names in UTF-8 alone, so others stay
     assert (found.outcome, found.reward) == ("scored" if is_text else "tampered", 0.0), found
 
 

@@ -131,7 +131,7 @@ class _Shell:
         return data
 
     def close(self) -> None:
-        """End it: nothing of it outlives a test."""
+        """End it, so that nothing of it outlives a test."""
         self._process.kill()
         self._process.wait()
         self._errors.join()

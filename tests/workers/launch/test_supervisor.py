@@ -21,7 +21,7 @@ from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Proces
 from waiting import runs
 
 HERE = os.pathsep.join([str(Path(__file__).parent), str(Path(waiting.__file__).parent)])
-"""Where the processes find this file and what it imports."""
+"""The ``PYTHONPATH`` of the processes: the folders of this file and of what it imports."""
 
 
 def on_ray() -> Processes:
