@@ -1,4 +1,4 @@
-"""Define the permissions of each role in the run's Redis: the rules of its ACL user.
+"""Configure a run's own Redis: how it keeps its data, and the permissions of each role (the rules of its ACL user).
 
 Roles call functions and cannot run code of their own: no EVAL, SCRIPT or FUNCTION. Only ``admin`` loads the functions.
 Commands inside a function run with the rights of the caller. A role therefore gets exactly the commands and keys of its
@@ -130,6 +130,29 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
 }
 """Grants by user. ``client`` submits samples to a run that only scores; ``gateway`` does so for callers over HTTP.
 ``model`` is a server of a model that sleeps during updates, ``sandboxes`` the broker of machines."""
+
+
+_REWRITTEN_FROM = "256mb"
+"""Size from which the append-only file is rewritten. Most of what it holds ends within seconds, so that with Redis's
+64 MB a busy run forks its Redis every second or two, and every other process waits meanwhile."""
+
+
+def server_configuration(persistence: str, max_memory_bytes: int) -> tuple[str, ...]:
+    """Return the lines of ``redis.conf`` that do not depend on where it runs.
+
+    Args:
+        persistence: ``always`` | ``everysec`` | ``no``, which keeps no file.
+        max_memory_bytes: beyond it writes are refused; 0: no limit.
+    """
+    return (
+        "daemonize no",
+        'save ""',
+        f"appendonly {'no' if persistence == 'no' else 'yes'}",
+        f"appendfsync {persistence}",
+        f"auto-aof-rewrite-min-size {_REWRITTEN_FROM}",
+        "maxmemory-policy noeviction",
+        f"maxmemory {max_memory_bytes}",
+    )
 
 
 def users(*, trains: bool) -> tuple[str, ...]:

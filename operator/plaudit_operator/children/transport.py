@@ -10,7 +10,7 @@ from plaudit_operator.children.context import Frozen, JobContext, Manifest
 from plaudit_operator.children.job_config import REDIS_FOLDER, redis_mount, redis_volume, secret_source
 from plaudit_operator.children.pod import RolePod, pod_template, restricted_container, service, small_resources
 from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
-from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, users
+from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, server_configuration, users
 
 ROLE = "redis"
 USERS_FILE = "users.acl"
@@ -80,17 +80,8 @@ def _write_functions(context: JobContext, pod: PodSpec) -> Manifest:
 
 def _configuration(context: JobContext) -> str:
     transport = context.spec.transport.managed
-    lines = [
-        f"port {names.REDIS_PORT}",
-        "dir /data",
-        "daemonize no",
-        'save ""',
-        f"appendonly {'no' if transport.persistence == 'no' else 'yes'}",
-        f"appendfsync {transport.persistence}",
-        "maxmemory-policy noeviction",
-        f"maxmemory {transport.max_memory_bytes}",
-        f"aclfile {REDIS_FOLDER}/{USERS_FILE}",
-    ]
+    kept = server_configuration(transport.persistence, transport.max_memory_bytes)
+    lines = [f"port {names.REDIS_PORT}", "dir /data", f"aclfile {REDIS_FOLDER}/{USERS_FILE}", *kept]
     return "\n".join(lines)
 
 

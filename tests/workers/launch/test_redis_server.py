@@ -43,6 +43,15 @@ def test_a_killed_server_restarts_with_its_data_at_the_same_address(tmp_path: Pa
             assert after.get("kept") == b"yes"
 
 
+def test_without_persistence_it_keeps_no_file(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, persistence="no") as server, client(server) as asked:
+        asked.set("lost", "yes")
+        server.stop()
+        server.start()
+        assert asked.get("lost") is None
+    assert not (tmp_path / "appendonlydir").exists()
+
+
 def test_memory_is_bounded_and_nothing_is_evicted(tmp_path: Path) -> None:
     with RedisServer(tmp_path, max_memory_bytes=50_000_000) as server, client(server) as asked:
         assert int(asked.config_get("maxmemory")["maxmemory"]) == 50_000_000

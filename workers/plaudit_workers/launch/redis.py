@@ -19,7 +19,7 @@ import redis
 
 from plaudit_sandbox.lifetime import end_program_with_us
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.redis_access import ADMIN
+from plaudit_wire.redis_access import ADMIN, server_configuration
 from plaudit_workers.stream.libraries import libraries
 
 
@@ -139,12 +139,7 @@ class RedisServer:
                 f'dir "{self.folder}"',
                 f'logfile "{self.folder / "redis.log"}"',
                 f'pidfile "{self.folder / "redis.pid"}"',
-                "daemonize no",
-                'save ""',
-                "appendonly yes",
-                f"appendfsync {self.persistence}",
-                "maxmemory-policy noeviction",
-                f"maxmemory {self.max_memory_bytes}",
+                *server_configuration(self.persistence, self.max_memory_bytes),
                 "",
             ]
         )
