@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import re
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ToolSpec
 from plaudit_reward.functions.function import user_files
 from plaudit_reward.isolation.start import Output, start_child
+from plaudit_sandbox.lifetime import kill_with_group
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.frames import Frames, frame, how_ended
 from plaudit_wire.logs import get_logger
@@ -286,7 +286,7 @@ class AgentProcesses:
 
     def _end(self) -> None:
         if self._process is not None:
-            _kill(self._process)
+            kill_with_group(self._process.pid)
             asyncio.get_running_loop().run_in_executor(None, self._process.wait)
         for sample in list(self._running.values()):
             sample.ended("ended with the template process")
@@ -318,13 +318,8 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_END_WITHIN_S)
     except subprocess.TimeoutExpired:  # it is still importing
-        _kill(process)
+        kill_with_group(process.pid)
         process.wait()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def sources_of(job: RLJob) -> list[Source]:
