@@ -44,7 +44,6 @@ from plaudit_workers.agents.messages import (
     Source,
     Tool,
     ToSample,
-    ToTemplate,
     VerlTools,
     from_sample,
     from_template,
@@ -187,7 +186,7 @@ class AgentProcesses:
         """The kind of environment that was loaded."""
         self._process: subprocess.Popen[bytes] | None = None
         self._sender: socket.socket | None = None
-        self._transport: asyncio.BaseTransport | None = None
+        self._transport: asyncio.Transport | None = None
         self._output = Output("agent", "agent printed", "process")
         self._opening = asyncio.Lock()
 
@@ -257,7 +256,8 @@ class AgentProcesses:
         if not self._files:
             paths = {path for source in self._sources if (path := getattr(source, "path", "")).endswith(".py")}
             self._files = {file: content for path in paths for file, content in user_files(path).items()}
-        self._send(Load(self._sources, self._limits, self._files))
+        # Not by ``_send``: the socket takes 200 KiB at once, and files may be larger.
+        self._transport.write(frame([Load(self._sources, self._limits, self._files)]))
 
     def _on_message(self, message: FromTemplate) -> None:
         loaded = self._loaded
@@ -297,7 +297,7 @@ class AgentProcesses:
         self._output.close()
         self._loaded = self._process = self._sender = self._transport = None
 
-    def _send(self, message: ToTemplate) -> None:
+    def _send(self, message: Kill) -> None:
         if self._sender is not None:
             with contextlib.suppress(OSError):  # the end of the template is noticed by its connection
                 self._sender.sendall(frame([message]))
