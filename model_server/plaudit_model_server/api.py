@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -312,7 +311,6 @@ def _refusal(code: int, message: str, retry_after_s: int | None = None) -> Respo
     return Response(msgspec.json.encode(ErrorResponse(error)), code, media_type="application/json", headers=headers)
 
 
-_IDLE_CONNECTION_S = 75
 _LAST_ANSWERS_WITHIN_S = 10
 """Pause at the end of a drain, so that results reach their clients."""
 
@@ -345,16 +343,7 @@ async def serve(
     batcher = Batcher(forward or classifier.logits, _limits(limits, classifier), series, occupy or classifier.occupy)
     api = ModelApi(classifier, batcher, address.name, series, access)
     with listening_socket(address.host, address.port) as listener:
-        server = HttpServer(
-            uvicorn.Config(
-                api.application(),
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_keep_alive=_IDLE_CONNECTION_S,
-                timeout_graceful_shutdown=_LAST_ANSWERS_WITHIN_S,
-            )
-        )
+        server = HttpServer(api.application(), end_within_s=_LAST_ANSWERS_WITHIN_S)
         host, port = listener.getsockname()[:2]
         logger.info("serving", host=host, port=port)
         answering = asyncio.create_task(server.serve(sockets=[listener]))

@@ -401,6 +401,15 @@ class Pipeline:
         """
         return await self._group.score(samples, scorings)
 
+    async def score_whole_group(self, samples: Sequence[Sample], places: asyncio.Semaphore) -> list[ScoringRecord]:
+        """Score samples with the scorers of sample scope, each in one of ``places``, then with those of group scope."""
+
+        async def scored(sample: Sample) -> ScoringRecord:
+            async with places:
+                return await self.score(sample)
+
+        return await self.score_group(samples, await asyncio.gather(*map(scored, samples)))
+
     async def close(self) -> None:
         """Close all scorers."""
         closing = [stage.scorer.close() for stage in self._stages]

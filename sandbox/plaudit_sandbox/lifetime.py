@@ -1,8 +1,12 @@
-"""Start child processes, and end them with the process that they work for, however that one ends. Linux only."""
+"""Start child processes, and end them with the process that they work for, however that one ends. Linux only.
+
+A process starts by ``start_module``, or as a fork of a process that has loaded what many need: a ``ForkTemplate``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -10,10 +14,19 @@ import socket
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from plaudit_sandbox.privileges import end_with
+from plaudit_wire.frames import READ_BYTES, Frames, frame
+
+Key = TypeVar("Key")
+Request = TypeVar("Request")
+_MOST_DESCRIPTORS = 64
 
 
 def inherited_by_python() -> dict[str, str]:
@@ -76,3 +89,115 @@ def end_when_closed(connection: socket.socket) -> None:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+class ForkTemplate(ABC, Generic[Request, Key]):
+    """Fork this process when the process that it works for requests it; forks share the memory of all that it loaded.
+
+    It must have one thread. A file descriptor comes with each request for a fork. A fork leads a session of its own and
+    ends with the template; when it has ended, what it left in its process group is killed.
+    """
+
+    def __init__(self, connection: socket.socket, requests: msgspec.msgpack.Decoder[list[Request]]) -> None:
+        self.running: dict[int, Key] = {}
+        """Process id of each fork → its name, or its number."""
+        self._connection = connection
+        self._requests = requests
+        self._frames = Frames()
+        self._descriptors: list[int] = []
+        """File descriptors that arrived and wait for their request."""
+        self._wakeups: tuple[socket.socket, ...] = ()
+        self._poll = select.poll()
+
+    @abstractmethod
+    def ended(self, pid: int, key: Key | None, code: int) -> None:
+        """Report the end of a child process.
+
+        Args:
+            key: Of a fork; None for a child process that was not forked by ``fork``.
+            code: Its exit code, or the negative of the signal that killed it.
+        """
+
+    def freeze(self) -> None:
+        """Prepare for forks, once everything is loaded: what is loaded may have handled signals itself."""
+        gc.freeze()  # a collection in a fork would copy all pages that it shares
+        self._wakeups = wakeup, wake = socket.socketpair()
+        wake.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for connection in (self._connection, wakeup):
+            self._poll.register(connection, select.POLLIN)
+
+    def wait(self, timeout_s: float | None = None) -> list[Request]:
+        """Wait for a request or the end of a child process; return the requests.
+
+        Raises ``EOFError`` once the other side has closed the connection.
+        """
+        requests: list[Request] = []
+        for descriptor, _ in self._poll.poll(None if timeout_s is None else 1e3 * timeout_s):
+            if descriptor == self._connection.fileno():
+                requests += self.receive()
+            else:
+                self._wakeups[0].recv(READ_BYTES)
+                self._reap()
+        return requests
+
+    def receive(self) -> list[Request]:
+        """Return the next requests; raise ``EOFError`` once the other side has closed the connection."""
+        requests: list[Request] = []
+        while not requests:
+            data, descriptors, _, _ = socket.recv_fds(self._connection, READ_BYTES, _MOST_DESCRIPTORS)
+            if not data:
+                raise EOFError
+            self._descriptors += descriptors
+            requests += [request for body in self._frames.feed(data) for request in self._requests.decode(body)]
+        return requests
+
+    def send(self, message: Any) -> None:
+        """Send a message; raise ``EOFError`` once the other side has closed the connection."""
+        try:
+            self._connection.sendall(frame([message]))
+        except OSError as error:
+            raise EOFError from error
+
+    def fork(self, key: Key) -> int | None:
+        """Fork; return None here, and in the fork the file descriptor that came with the request.
+
+        The fork keeps no other descriptor of the template's. Raises ``OSError`` if there is no fork.
+        """
+        descriptor = self._descriptors.pop(0)
+        template = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(descriptor)
+            raise
+        if pid:
+            os.close(descriptor)
+            self.running[pid] = key
+            return None
+        os.setsid()
+        end_with(template)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for connection in (self._connection, *self._wakeups):
+            connection.close()
+        for other in self._descriptors:
+            os.close(other)
+        return descriptor
+
+    def send_signal(self, key: Key, number: int) -> None:
+        """Send a fork a signal; SIGKILL goes to its process group as well."""
+        for pid in [pid for pid, each in self.running.items() if each == key]:
+            if number == signal.SIGKILL:
+                kill_with_group(pid)
+            else:
+                os.kill(pid, number)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                pid = ended.si_pid
+                kill_with_group(pid)  # before it is reaped: until then no other process can get its id
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                self.ended(pid, self.running.pop(pid, None), code)

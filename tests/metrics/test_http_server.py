@@ -7,7 +7,6 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,7 +36,7 @@ async def address() -> AsyncIterator[tuple[str, int]]:
         return Response(b"%s:%s;" % (request.method.encode(), await request.body()))
 
     routes = [Route("/", echo, methods=["GET", "POST"])]
-    server = HttpServer(uvicorn.Config(Starlette(routes=routes), lifespan="off", log_config=None))
+    server = HttpServer(Starlette(routes=routes), end_within_s=5, keep_alive_s=5)
     listener = listening_socket("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve([listener]))
     yield listener.getsockname()[:2]

@@ -5,6 +5,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,23 @@ def test_a_refusal_and_an_interruption_end_a_command_quietly(
     monkeypatch.setitem(COMMANDS, "end", command)
     assert main(["end"]) == code
     assert capsys.readouterr().err == words
+
+
+def test_ctrl_c_while_the_program_is_imported_ends_it_quietly() -> None:
+    settings = Path(cli.__file__).parents[1] / "pyproject.toml"
+    module, _, function = tomllib.loads(settings.read_text())["project"]["scripts"]["plaudit"].partition(":")
+    program = f"""
+import signal, sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "plaudit_workers.files":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from {module} import {function}
+sys.exit({function}())
+"""
+    ended = subprocess.run([sys.executable, "-c", program, "schema"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr, ended.stdout) == (130, "", "")
 
 
 def test_commands_are_found_where_the_table_says() -> None:

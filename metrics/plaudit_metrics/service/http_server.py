@@ -13,7 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
+KEEP_ALIVE_S = 75
+"""An idle connection is closed after this time, and never before: a call that is on its way to a connection that closes
+is lost."""
 _BACKLOG = 2048
 _MOST_HEAD_BYTES = 64 << 10
 """Of a request's line and headers, and of its trailers; one packet more passes."""
@@ -134,15 +138,40 @@ class _BoundedRequests(asyncio.Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Run uvicorn without signal handlers; the caller ends it with ``should_exit``."""
+    """Run uvicorn without signal handlers; the caller ends it with ``should_exit``.
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        if not config.loaded:
-            config.load()
-        protocol: Any = config.http_protocol_class
+    Raises ``OSError`` if a file of ``options`` cannot be used.
+
+    Args:
+        end_within_s: After it, requests in flight at the end are cut off.
+        protocols: Classes that stand before uvicorn's protocol of a connection.
+        options: More of uvicorn's.
+    """
+
+    def __init__(
+        self,
+        application: ASGIApp,
+        *,
+        end_within_s: int,
+        keep_alive_s: int = KEEP_ALIVE_S,
+        protocols: tuple[type[asyncio.Protocol], ...] = (),
+        **options: Any,
+    ) -> None:
+        config = uvicorn.Config(
+            application,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            ws="none",
+            timeout_keep_alive=keep_alive_s,
+            timeout_graceful_shutdown=end_within_s,
+            **options,
+        )
+        config.load()
+        own: Any = config.http_protocol_class
         # httptools; h11, where that is absent, knows of refused upgrades
-        bounded = (_BoundedRequests,) if hasattr(protocol, "on_headers_complete") else ()
-        config.http_protocol_class = type("HttpProtocol", (_TimelyRequests, *bounded, protocol), {})
+        bounded = (_BoundedRequests,) if hasattr(own, "on_headers_complete") else ()
+        config.http_protocol_class = type("HttpProtocol", (_TimelyRequests, *bounded, *protocols, own), {})
         super().__init__(config)
 
     @contextlib.contextmanager

@@ -12,7 +12,6 @@ import socket
 import time
 from pathlib import Path
 
-import uvicorn
 from prometheus_client import disable_created_metrics
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
@@ -36,6 +35,7 @@ from plaudit_wire.redis import OUTAGE, Outages
 logger = get_logger(__name__)
 _LOOK_EVERY_S = 2.0
 _AUDITS_EVERY_S = 5.0
+_KEEP_ALIVE_S = 5
 _END_WITHIN_S = 2
 """Open connections of scrapers delay the shutdown no longer."""
 _REDIS_WITHIN_S = 30.0
@@ -82,22 +82,15 @@ async def _serve_on(
     keys = Names(settings.run)
     reader = EventReader(client, keys, view.handle)
     snapshots = _SnapshotTaker(client, keys, view)
-    server = HttpServer(
-        uvicorn.Config(
-            RunApi(
-                settings.run,
-                view,
-                lambda: _problem(reader, snapshots),
-                settings.allowed_hosts,
-                settings.run_folder,
-                samples_to_all=settings.samples_to_all,
-            ).application(),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=_END_WITHIN_S,
-        )
+    api = RunApi(
+        settings.run,
+        view,
+        lambda: _problem(reader, snapshots),
+        settings.allowed_hosts,
+        settings.run_folder,
+        samples_to_all=settings.samples_to_all,
     )
+    server = HttpServer(api.application(), end_within_s=_END_WITHIN_S, keep_alive_s=_KEEP_ALIVE_S)
     address, port = listener.getsockname()[:2]
     logger.info("serving", run=settings.run, address=f"http://{address}:{port}")
     async with asyncio.TaskGroup() as tasks:

@@ -194,7 +194,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from plaudit_workers.launch.preflight import RunLock
-lock = RunLock(Path(sys.argv[1]), "running")
+lock = RunLock(Path(sys.argv[1]))
 lock.show("http://127.0.0.1:8710/")
 print("held", flush=True)
 time.sleep(600)
@@ -228,7 +228,7 @@ def test_one_program_holds_the_folder_of_a_run_until_it_ends_however_it_ends(
         holder.kill()
         holder.communicate()
     assert run(resume=True) == folder
-    with RunLock(folder, "running"):
+    with RunLock(folder):
         pass
 
 

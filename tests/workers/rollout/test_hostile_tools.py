@@ -366,6 +366,18 @@ async def test_closing_the_processes_ends_what_running_samples_started(tmp_path)
 
 
 @pytest.mark.long
+async def test_files_of_tools_may_be_large(tmp_path) -> None:
+    (tmp_path / "table.py").write_text(f"TEXT = {4_000_000 * 'x'!r}\n")
+    tool = 'import table\n\n\ndef look_up() -> str:\n    """Look up."""\n    return str(len(table.TEXT))\n'
+    (tmp_path / "tool.py").write_text(tool)
+    processes = AgentProcesses([FunctionTool(str(tmp_path / "tool.py"), "look_up")])
+    tools = {each.name: each for each in await processes.open()}
+    (result,) = await ToolProcess(processes, tools, {}).call([ParsedCall("look_up", {})])
+    assert result.text == "4000000"
+    await processes.close()
+
+
+@pytest.mark.long
 async def test_a_template_that_replaces_another_loads_the_files_as_they_were(tmp_path) -> None:
     def children() -> set[str]:
         return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import re
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from plaudit_job.spec.rljob import RLJob
 from plaudit_job.spec.rollout import ToolSpec
 from plaudit_reward.functions.function import user_files
 from plaudit_reward.isolation.start import Output, start_child
+from plaudit_sandbox.lifetime import kill_with_group
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.frames import Frames, frame, how_ended
 from plaudit_wire.logs import get_logger
@@ -44,7 +44,6 @@ from plaudit_workers.agents.messages import (
     Source,
     Tool,
     ToSample,
-    ToTemplate,
     VerlTools,
     from_sample,
     from_template,
@@ -187,7 +186,7 @@ class AgentProcesses:
         """The kind of environment that was loaded."""
         self._process: subprocess.Popen[bytes] | None = None
         self._sender: socket.socket | None = None
-        self._transport: asyncio.BaseTransport | None = None
+        self._transport: asyncio.Transport | None = None
         self._output = Output("agent", "agent printed", "process")
         self._opening = asyncio.Lock()
 
@@ -257,7 +256,8 @@ class AgentProcesses:
         if not self._files:
             paths = {path for source in self._sources if (path := getattr(source, "path", "")).endswith(".py")}
             self._files = {file: content for path in paths for file, content in user_files(path).items()}
-        self._send(Load(self._sources, self._limits, self._files))
+        # Not by ``_send``: the socket takes 200 KiB at once, and files may be larger.
+        self._transport.write(frame([Load(self._sources, self._limits, self._files)]))
 
     def _on_message(self, message: FromTemplate) -> None:
         loaded = self._loaded
@@ -286,7 +286,7 @@ class AgentProcesses:
 
     def _end(self) -> None:
         if self._process is not None:
-            _kill(self._process)
+            kill_with_group(self._process.pid)
             asyncio.get_running_loop().run_in_executor(None, self._process.wait)
         for sample in list(self._running.values()):
             sample.ended("ended with the template process")
@@ -297,7 +297,7 @@ class AgentProcesses:
         self._output.close()
         self._loaded = self._process = self._sender = self._transport = None
 
-    def _send(self, message: ToTemplate) -> None:
+    def _send(self, message: Kill) -> None:
         if self._sender is not None:
             with contextlib.suppress(OSError):  # the end of the template is noticed by its connection
                 self._sender.sendall(frame([message]))
@@ -318,13 +318,8 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_END_WITHIN_S)
     except subprocess.TimeoutExpired:  # it is still importing
-        _kill(process)
+        kill_with_group(process.pid)
         process.wait()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def sources_of(job: RLJob) -> list[Source]:

@@ -17,7 +17,6 @@ import io
 import os
 import random
 import resource
-import select
 import signal
 import socket
 import sys
@@ -29,15 +28,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from plaudit_reward.functions.function import keep_content
 from plaudit_sandbox.confinement import keep_apart
-from plaudit_sandbox.lifetime import kill_with_group
+from plaudit_sandbox.lifetime import ForkTemplate, kill_with_group
 from plaudit_sandbox.privileges import end_with, limit_for_good, no_new_privileges, prctl
 from plaudit_sandbox.sandbox import offer_to_the_oom_killer
 from plaudit_wire.errors import ConfigurationError
-from plaudit_wire.frames import Frames, frame
 from plaudit_workers.agents.functions import cut_text, first_cause
 from plaudit_workers.agents.load import LoadedSources, load
 from plaudit_workers.agents.messages import (
@@ -56,8 +54,6 @@ from plaudit_workers.agents.sample_process import run_sample
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PR_SET_CHILD_SUBREAPER = 36
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_READ_BYTES = 1 << 16
-_MOST_DESCRIPTORS = 64
 _WATCH_EVERY_S = 1.0
 _END_WITHIN_S = 1.0
 
@@ -76,34 +72,30 @@ def main() -> int:
         return 0
 
 
-class _Template:
+class _Template(ForkTemplate[ToTemplate, int]):
+    """Fork the process of each sample, keep it within its limits, and report its end."""
+
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._frames = Frames()
-        self._descriptors: list[int] = []
-        """Ends of connections that arrived and wait for their ``Fork``."""
-        self._running: dict[int, int] = {}
-        """Process id → number of its sample."""
+        super().__init__(connection, to_template)
         self._reasons: dict[int, str] = {}
         """Process id → the limit that it exceeded."""
         self._limits = ProcessLimits()
-        self._wakeups: tuple[socket.socket, ...] = ()
         self._generators = _Generators([])
         self._imported: set[int] = set()
         """Children that importing the files started."""
 
     def run(self) -> int:
         """Serve until the rollout closes the connection (``EOFError``)."""
-        sources = self._receive()
+        sources = self.receive()
         assert isinstance(sources[0], Load)
         try:
             keep_content(sources[0].files)
             loaded = load(sources[0].sources)
         except ConfigurationError as error:
-            self._send(Refused(cut_text(str(error))))
+            self.send(Refused(cut_text(str(error))))
             return 2
         except Exception as error:  # what users' files and servers describe may have any form
-            self._send(Refused(f"its sources cannot be loaded: {first_cause(error)}"))
+            self.send(Refused(f"its sources cannot be loaded: {first_cause(error)}"))
             return 2
         if threading.active_count() > 1:
             names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
@@ -114,57 +106,30 @@ class _Template:
         self._imported = _children_of_this_process()
         _adopt_orphans()
         self._generators = _Generators.found()
-        gc.freeze()  # a collection in a fork would copy all pages that it shares
-        self._send(Loaded([tool.description for tool in loaded.tools.values()], loaded.environment_kind))
-        self._wakeups = wakeup, wake = socket.socketpair()
-        wake.setblocking(False)
-        signal.set_wakeup_fd(wake.fileno())
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        poll.register(wakeup, select.POLLIN)
+        self.freeze()
+        self.send(Loaded([tool.description for tool in loaded.tools.values()], loaded.environment_kind))
         watched_s = time.monotonic()
         while True:
-            ready = poll.poll(1e3 * _WATCH_EVERY_S if self._running else None)
+            requests = self.wait(_WATCH_EVERY_S if self.running else None)
             if time.monotonic() - watched_s >= _WATCH_EVERY_S:
                 self._watch()
                 watched_s = time.monotonic()
-            for descriptor, _ in ready:
-                if descriptor == wakeup.fileno():
-                    wakeup.recv(_READ_BYTES)
-                    self._reap()
-                    continue
-                for message in self._receive():
-                    self._obey(message, loaded)
+            for request in requests:
+                self._obey(request, loaded)
 
-    def _obey(self, message: ToTemplate, loaded: LoadedSources) -> None:
-        if isinstance(message, Fork):
-            connection = self._descriptors.pop(0)
-            pid = os.fork()
-            if pid == 0:
-                self._begin(connection, message.seed, loaded)
-            os.close(connection)
-            self._running[pid] = message.number
-        elif isinstance(message, Kill):
-            for pid in [pid for pid, number in self._running.items() if number == message.number]:
-                kill_with_group(pid)
+    def _obey(self, request: ToTemplate, loaded: LoadedSources) -> None:
+        if isinstance(request, Kill):
+            self.send_signal(request.number, signal.SIGKILL)
+        elif isinstance(request, Fork) and (connection := self.fork(request.number)) is not None:
+            self._serve(connection, request.seed, loaded)
 
-    def _begin(self, descriptor: int, seed: int, loaded: LoadedSources) -> None:
-        """Become the process of a sample."""
+    def _serve(self, connection: int, seed: int, loaded: LoadedSources) -> NoReturn:
+        """Be the process of a sample."""
         status = 1
         try:
-            template = os.getppid()
-            os.setsid()
-            end_with(template)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for connection in (self._connection, *self._wakeups):
-                connection.close()
-            for other in self._descriptors:
-                os.close(other)
             _confine(self._limits.memory_bytes, hides=loaded.program is not None)
             self._generators.begin(seed)
-            run_sample(socket.socket(fileno=descriptor), loaded, seed)
+            run_sample(socket.socket(fileno=connection), loaded, seed)
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -173,6 +138,13 @@ class _Template:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(status)
+
+    def ended(self, pid: int, key: int | None, code: int) -> None:
+        """Report the end of a sample's process, and kill what it left outside its process group."""
+        for orphan in _children_of_this_process() - self.running.keys() - self._imported:
+            kill_with_group(orphan)
+        if key is not None:
+            self.send(Ended(key, code, self._reasons.pop(pid, "")))
 
     def end(self) -> None:
         """Kill the processes of all samples and all that they started."""
@@ -186,7 +158,7 @@ class _Template:
     def _watch(self) -> None:
         """Kill the processes of samples that exceed their limits."""
         limits = self._limits
-        for pid, tree in _trees(self._running).items():
+        for pid, tree in _trees(self.running).items():
             if tree.num_threads > limits.threads:
                 self._reasons[pid] = f"it had more than {limits.threads} processes and threads"
             elif tree.uses_more_than(limits.memory_bytes):
@@ -194,35 +166,6 @@ class _Template:
             else:
                 continue
             tree.kill()
-
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                # Before it is reaped: until then no other process can get its id.
-                kill_with_group(ended.si_pid)
-                _, status = os.waitpid(ended.si_pid, 0)
-                number = self._running.pop(ended.si_pid, None)
-                for orphan in _children_of_this_process() - self._running.keys() - self._imported:
-                    kill_with_group(orphan)
-                if number is not None:
-                    reason = self._reasons.pop(ended.si_pid, "")
-                    self._send(Ended(number, os.waitstatus_to_exitcode(status), reason))
-
-    def _send(self, message: Any) -> None:
-        try:
-            self._connection.sendall(frame([message]))
-        except OSError as error:
-            raise EOFError from error
-
-    def _receive(self) -> list[ToTemplate]:
-        messages: list[ToTemplate] = []
-        while not messages:
-            data, descriptors, _, _ = socket.recv_fds(self._connection, _READ_BYTES, _MOST_DESCRIPTORS)
-            if not data:
-                raise EOFError
-            self._descriptors += descriptors
-            messages += [message for body in self._frames.feed(data) for message in to_template.decode(body)]
-        return messages
 
 
 class _Generators:

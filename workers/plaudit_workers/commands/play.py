@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -360,14 +360,9 @@ class _Player:
     async def group(self, prompt: Prompt, policy: Policy) -> list[PlayedSample]:
         """Play the samples of a prompt and score them, those of group scorers together."""
         played = await asyncio.gather(*(self._sample(prompt, index, policy) for index in range(prompt.n)))
-        if not self._pipeline.scores_groups:
-            return played
         samples = [each.body.sample for each in played]
         scorings = await self._pipeline.score_group(samples, [each.scoring for each in played])
-        return [
-            PlayedSample(prompt, each.body, each.stamps, scoring)
-            for each, scoring in zip(played, scorings, strict=True)
-        ]
+        return [replace(each, scoring=scoring) for each, scoring in zip(played, scorings, strict=True)]
 
     async def _sample(self, prompt: Prompt, index: int, policy: Policy) -> PlayedSample:
         async with self._places:

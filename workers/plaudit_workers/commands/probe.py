@@ -43,7 +43,7 @@ from plaudit_reward.probes import (
 from plaudit_wire.errors import RefusedError
 from plaudit_wire.plain import plain_text
 from plaudit_wire.printable import print_text, shown
-from plaudit_wire.records import Sample, ScoringRecord
+from plaudit_wire.records import ScoringRecord
 from plaudit_workers.commands.trial import (
     GROUND_TRUTH,
     TriedRow,
@@ -338,14 +338,8 @@ class _Probing:
     async def _scores(self, data: DataRow, texts: Sequence[str], group: str) -> list[_Scored]:
         """Score texts as one group."""
         samples = [row_sample(self._job, data, text, group, index) for index, text in enumerate(texts)]
-        scorings: Sequence[ScoringRecord] = await asyncio.gather(*map(self._score, samples))
-        if self._pipeline.scores_groups and samples:
-            scorings = await self._pipeline.score_group(samples, scorings)
+        scorings = await self._pipeline.score_whole_group(samples, self._places)
         return [_Scored(text, scoring) for text, scoring in zip(texts, scorings, strict=True)]
-
-    async def _score(self, sample: Sample) -> ScoringRecord:
-        async with self._places:
-            return await self._pipeline.score(sample)
 
 
 def _results(probes: Sequence[RewardProbe], rows: Sequence[_ScoredRow]) -> list[ProbeResult]:

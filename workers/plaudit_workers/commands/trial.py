@@ -73,13 +73,9 @@ def try_scorers(arguments: argparse.Namespace) -> int:
 
 
 async def _score(reward: RewardSpec, trials: Sequence[_Trial]) -> list[list[ScoringRecord]]:
-    pipeline = await build_pipeline(reward, "try")
+    pipeline, places = await build_pipeline(reward, "try"), asyncio.Semaphore(2)  # one trial at a time
     try:
-        scored = []
-        for trial in trials:
-            scorings = await asyncio.gather(*(pipeline.score(sample) for sample in trial.samples))
-            scored.append(await pipeline.score_group(trial.samples, scorings) if pipeline.scores_groups else scorings)
-        return scored
+        return [await pipeline.score_whole_group(trial.samples, places) for trial in trials]
     finally:
         await pipeline.close()
 

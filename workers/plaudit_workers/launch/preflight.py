@@ -110,10 +110,10 @@ def prepare(arguments: argparse.Namespace, console: Console, stack: ExitStack) -
     if folder is None:
         _refuse_problems(job, arguments, console)
         folder = new_run(runs, job.metadata.name, arguments.run)
-        lock = stack.enter_context(RunLock(folder, "running"))
+        lock = stack.enter_context(RunLock(folder))
         shutil.rmtree(folder / "redis", ignore_errors=True)  # of a run of this name that never began
     else:
-        lock = stack.enter_context(RunLock(folder, "running"))
+        lock = stack.enter_context(RunLock(folder))
         if _is_finished(job, folder, console):
             return None
         facts = _refuse_problems(job, arguments, console)
@@ -127,10 +127,10 @@ class RunLock(AbstractContextManager["RunLock"]):
     """Hold the folder of a run: one program at a time starts, continues or writes into it.
 
     Args:
-        state: what the run is meanwhile, such as ``running``.
+        state: what the run is meanwhile.
     """
 
-    def __init__(self, folder: Path, state: str) -> None:
+    def __init__(self, folder: Path, state: str = "running") -> None:
         self._state = state
         try:
             self._file = (folder / _LOCK_FILE).open("a+", encoding="utf-8")

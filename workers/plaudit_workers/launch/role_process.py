@@ -12,8 +12,6 @@ import contextlib
 import gc
 import importlib
 import os
-import select
-import signal
 import socket
 import sys
 import threading
@@ -24,10 +22,9 @@ from typing import NoReturn
 
 import msgspec
 
-from plaudit_sandbox.lifetime import kill_with_group
+from plaudit_sandbox.lifetime import ForkTemplate
 from plaudit_sandbox.privileges import end_with
 from plaudit_wire.errors import RefusedError
-from plaudit_wire.frames import Frames, frame
 from plaudit_wire.logs import configure_logs
 from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, ProcessSettings, Serve, serve_until_signal
 from plaudit_workers.timeline import STARTED, stamp, started_s
@@ -37,8 +34,6 @@ _TEMPLATE = "template of the processes"
 SHARED = ("plaudit_workers.service.worker", "plaudit_workers.service.gateway")
 """Modules that the template imports: all of a reward service, most of the metrics service, and the beginning of the
 others. None of them may start a thread."""
-_READ_BYTES = 1 << 16
-_MOST_DESCRIPTORS = 64
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -120,93 +115,48 @@ def ending_file(log_file: Path) -> Path:
     return log_file.with_suffix(".ending")
 
 
-class _Template:
+class _Template(ForkTemplate[Start | Signal, str]):
     """Fork processes, send them signals and report their ends, until ``plaudit run`` closes the connection."""
 
     def __init__(self, connection: socket.socket, imported_s: float) -> None:
-        self._connection = connection
+        super().__init__(connection, to_template)
         self._imported_s, self._cpu_s = imported_s, time.process_time()
         self._pid = os.getpid()
-        self._frames = Frames()
-        self._descriptors: list[int] = []
-        """Standard inputs that arrived and wait for their ``Start``."""
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
-        self._running: dict[int, tuple[str, int]] = {}
-        """``pidfd`` → name and process id."""
         self._forked = False
 
     def forked(self) -> str:
         """Return in each fork: the function that it serves."""
         while True:
-            for descriptor, _ in self._poll.poll():
-                if descriptor in self._running:
-                    self._reap(descriptor)
-                    continue
-                for message in self._receive():
-                    if isinstance(message, Signal):
-                        self._signal(message)
-                    elif self._is_fork(message):
-                        return message.serve
+            for message in self.wait():
+                if isinstance(message, Signal):
+                    self.send_signal(message.name, message.number)
+                elif self._is_fork(message):
+                    return message.serve
+
+    def ended(self, pid: int, key: str | None, code: int) -> None:
+        """Report the end of a process."""
+        if key is not None:
+            self.send(RoleEnded(key, code))
 
     def _is_fork(self, start: Start) -> bool:
         """Fork; return True in the child."""
-        stdin = self._descriptors.pop(0)
         try:
-            pid = os.fork()
+            stdin = self.fork(start.name)
         except OSError as error:
-            self._send(RoleEnded(start.name, EXIT_CRASHED, str(error)))
-            pid = -1
-        if pid == 0:
-            self._begin(start.name, stdin)
-            return True
-        os.close(stdin)
-        if pid > 0:
-            handle = os.pidfd_open(pid)
-            self._running[handle] = (start.name, pid)
-            self._poll.register(handle, select.POLLIN)
+            self.send(RoleEnded(start.name, EXIT_CRASHED, str(error)))
+            return False
+        if stdin is None:
             self._forked = True
-        return False
-
-    def _begin(self, name: str, stdin: int) -> None:
-        """Keep nothing of the template but what it imported."""
-        os.setsid()
+            return False
         with contextlib.suppress(OSError):
-            Path("/proc/self/comm").write_text(name)  # for ps and top; all have one command line
-        end_with(self._pid)
+            Path("/proc/self/comm").write_text(start.name)  # for ps and top; all have one command line
         os.dup2(stdin, 0)
-        for descriptor in (stdin, *self._descriptors, *self._running):
-            os.close(descriptor)
-        self._connection.close()
+        os.close(stdin)
         os.environ.update(msgspec.json.decode(sys.stdin.buffer.read(), type=dict[str, str]))
         if not self._forked:
             stamp(STARTED, _TEMPLATE, time_s=started_s(self._pid))
             stamp("imported", _TEMPLATE, time_s=self._imported_s, cpu_s=self._cpu_s)
-
-    def _signal(self, message: Signal) -> None:
-        for name, pid in self._running.values():
-            if name == message.name and message.number == signal.SIGKILL:
-                kill_with_group(pid)
-            elif name == message.name:
-                os.kill(pid, message.number)
-
-    def _reap(self, handle: int) -> None:
-        name, pid = self._running.pop(handle)
-        self._poll.unregister(handle)
-        os.close(handle)
-        kill_with_group(pid)  # what it left; until it is reaped no other process can get its id
-        self._send(RoleEnded(name, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
-
-    def _send(self, message: RoleEnded) -> None:
-        with contextlib.suppress(OSError):  # the run has ended; so does this process
-            self._connection.sendall(frame([message]))
-
-    def _receive(self) -> list[Start | Signal]:
-        data, descriptors, _, _ = socket.recv_fds(self._connection, _READ_BYTES, _MOST_DESCRIPTORS)
-        if not data:
-            os._exit(0)  # the kernel ends the forks
-        self._descriptors += descriptors
-        return [message for body in self._frames.feed(data) for message in to_template.decode(body)]
+        return True
 
 
 def main() -> NoReturn:
@@ -219,8 +169,12 @@ def main() -> NoReturn:
     gc.disable()
     for module in SHARED:
         importlib.import_module(module)
-    gc.freeze()  # a collection in a fork would copy all pages that it shares
-    serve = _Template(socket.socket(fileno=int(sys.argv[1])), time.time()).forked()
+    template = _Template(socket.socket(fileno=int(sys.argv[1])), time.time())
+    template.freeze()
+    try:
+        serve = template.forked()
+    except EOFError:
+        os._exit(0)  # the kernel ends the forks
     gc.enable()
     settings = begin()
     ending = asyncio.run(serve_until_signal(imported(serve), settings))

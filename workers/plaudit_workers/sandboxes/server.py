@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -53,7 +52,6 @@ from plaudit_workers.stream.volume import VolumeError
 
 logger = get_logger(__name__)
 _MOST_BYTES = 32 << 20
-_KEEP_ALIVE_S = 75
 _END_WITHIN_S = 5
 _MOST_THREADS = 512
 """A claim whose machine is being made holds one, and so does a machine that is removed."""
@@ -144,16 +142,7 @@ class BrokerServer:
             Route("/v1/verify", self._answering(VerifyRequest, self._broker.verify), methods=["POST"]),
             Route("/v1/release", self._answering(ReleaseRequest, self._release), methods=["POST"]),
         ]
-        config = uvicorn.Config(
-            Starlette(routes=routes),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_END_WITHIN_S,
-        )
-        self._server = HttpServer(config)
+        self._server = HttpServer(Starlette(routes=routes), end_within_s=_END_WITHIN_S)
         self._task: asyncio.Task[None] | None = None
 
     @property

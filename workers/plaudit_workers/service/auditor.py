@@ -227,15 +227,7 @@ class Auditor:
         if attempts > _MOST_ATTEMPTS:
             reason = f"{_MOST_ATTEMPTS} workers were lost while they audited its group"
             return [ScorerRecord("poison", reason=reason)] * len(samples)
-        pipeline, slots = self._pipelines[name], asyncio.Semaphore(_AT_ONCE)
-
-        async def one(sample: Sample) -> Any:
-            async with slots:
-                return await pipeline.score(sample)
-
-        scorings = await asyncio.gather(*map(one, samples))
-        if pipeline.scores_groups:
-            scorings = await pipeline.score_group(samples, scorings)
+        scorings = await self._pipelines[name].score_whole_group(samples, asyncio.Semaphore(_AT_ONCE))
         return [
             scoring.scorers.get(name, ScorerRecord(scoring.outcome, scoring.value, scoring.reason))
             for scoring in scorings

@@ -7,21 +7,19 @@ import contextlib
 import os
 import select
 import socket
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plaudit_job.load import load_job
 from plaudit_job.secrets import secret_value
 from plaudit_job.spec.rewards import CanarySpec
 from plaudit_job.spec.rljob import RLJob
-from plaudit_metrics.service.http_server import HttpServer, listening_socket
+from plaudit_metrics.service.http_server import KEEP_ALIVE_S, HttpServer, listening_socket
 from plaudit_reward.http import allow_connections
 from plaudit_wire.errors import ConfigurationError, RefusedError
 from plaudit_wire.logs import collect_seldom, get_logger
@@ -47,13 +45,11 @@ _END_BEHIND_SERVICE_WITHIN_S = 60
 _MOST_CONNECTIONS = 8192
 _MOST_STRANGERS = 1024
 """Connections that have not brought a token yet."""
-_KEEP_ALIVE_S = 75
-"""An idle connection is closed after this time, and never before: a call that is on its way to a connection that closes
-is lost, so a gateway that leaves waits until a client ends its connections, or has not used them for so long."""
 _QUIET_S = 2.0
-_LATEST_S = _KEEP_ALIVE_S + 15
-"""A gateway that leaves stays until no call has come for ``_QUIET_S`` and no connection is left, and for ``_LATEST_S``
-longer at most: on a busy node what sends calls here learns late."""
+_LATEST_S = KEEP_ALIVE_S + 15
+"""A gateway that leaves stays until no call has come for ``_QUIET_S`` and no connection is left, which a client ends or
+has not used for ``KEEP_ALIVE_S``; and for ``_LATEST_S`` longer at most: on a busy node what sends calls here learns
+late."""
 _LOOK_S = 0.05
 
 
@@ -151,7 +147,7 @@ async def serve_on(
 ) -> None:
     """Serve HTTP until ``stop`` is set and the gateway has left. Raises what ends the sessions."""
     leaving = Leaving(gateway.asgi())
-    server = HttpServer(_config(leaving, own))
+    server = _server(leaving, own)
     address, port = listener.getsockname()[:2]
     logger.info("serving", address=f"{'https' if own.certificate else 'http'}://{address}:{port}")
     async with Supervised() as tasks:
@@ -168,26 +164,19 @@ async def serve_on(
         await serving
 
 
-def _config(asgi: ASGIApp, own: GatewaySettings) -> uvicorn.Config:
-    config = uvicorn.Config(
-        asgi,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        ws="none",
-        limit_concurrency=_MOST_CONNECTIONS,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_END_BEHIND_SERVICE_WITHIN_S if own.leaves_s else _END_WITHIN_S,
-        ssl_certfile=own.certificate or None,
-        ssl_keyfile=own.key or None,
-    )
+def _server(asgi: ASGIApp, own: GatewaySettings) -> HttpServer:
+    """Return the server. Raise ``RefusedError`` if its certificate cannot be used."""
     try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
+        return HttpServer(
+            asgi,
+            end_within_s=_END_BEHIND_SERVICE_WITHIN_S if own.leaves_s else _END_WITHIN_S,
+            protocols=(type("Bounded", (_Bounded,), {"strangers": Strangers()}),),
+            limit_concurrency=_MOST_CONNECTIONS,
+            ssl_certfile=own.certificate or None,
+            ssl_keyfile=own.key or None,
+        )
+    except OSError as error:
         raise RefusedError(f"PLAUDIT_GATEWAY_TLS_CERT {own.certificate}: {error}") from error
-    bases = (_Bounded, config.http_protocol_class)
-    config.http_protocol_class = type("BoundedProtocol", bases, {"strangers": Strangers()})
-    return config
 
 
 def _is_asked(listener: socket.socket) -> bool:

@@ -124,7 +124,8 @@ def read_samples(body: bytes) -> RequestBody:
     if isinstance(given, msgspec.UnsetType):
         _decoded(_object_decoder, body)
         given = [msgspec.Raw(body)]
-    samples = _read_all(given, named=is_batch)
+    _check_number(len(given))
+    samples = _each(given, _read_sample, "samples", named=is_batch)
     return RequestBody([_submitted(sample.id, [sample]) for sample in samples], is_batch)
 
 
@@ -190,7 +191,7 @@ def _submitted(own_id: str, samples: Sequence[SampleInput], *, is_group: bool = 
 
 
 def _submitted_group(group: _Group) -> SubmittedSamples:
-    samples = _read_all(_checked_group(group.samples, "samples"), named=True)
+    samples = _each(_checked_group(group.samples, "samples"), _read_sample, "samples", named=True)
     return _submitted(_checked_id(group.id), samples, is_group=True)
 
 
@@ -198,11 +199,6 @@ def _checked_group(samples: Sequence[T], field: str) -> Sequence[T]:
     if not 1 <= len(samples) <= LARGEST_GROUP:
         raise ValueError(f"{field}: the group has {len(samples)}; submit 1 to {LARGEST_GROUP}")
     return samples
-
-
-def _read_all(samples: Sequence[msgspec.Raw | SampleInput], *, named: bool) -> list[SampleInput]:
-    _check_number(len(samples))
-    return _each(samples, _read_sample, "samples", named=named)
 
 
 def _each(given: Sequence[T], read: Callable[[T], Read], field: str, *, named: bool) -> list[Read]:

@@ -62,7 +62,6 @@ from plaudit_workers.rollout.engine import EngineFailedError
 logger = get_logger(__name__)
 MODEL = "policy"
 """The id of the model; requests may name any."""
-_KEEP_ALIVE_S = 75
 _END_WITHIN_S = 2
 _MOST_BYTES = 4 << 20
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -321,15 +320,7 @@ class EndpointServer:
             Route("/v1/models/{name:path}", self._model),
             Route("/{path:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE", "PATCH"]),
         ]
-        config = uvicorn.Config(
-            Starlette(routes=routes),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_END_WITHIN_S,
-        )
-        self._server = HttpServer(config)
+        self._server = HttpServer(Starlette(routes=routes), end_within_s=_END_WITHIN_S)
 
     async def __aenter__(self) -> Self:
         if not abi():
