@@ -378,6 +378,22 @@ async def test_files_of_tools_may_be_large(tmp_path) -> None:
 
 
 @pytest.mark.long
+async def test_a_fork_that_the_kernel_refuses_costs_its_own_sample(tmp_path) -> None:
+    (tmp_path / "tool.py").write_text(
+        "import errno, os\n"
+        "fork, refusals = os.fork, [OSError(errno.EAGAIN, 'no more processes')]\n"
+        "os.fork = lambda: fork() if not refusals else (_ for _ in ()).throw(refusals.pop())\n"
+        'def look_up() -> str:\n    """Look up."""\n    return str(os.getppid())\n'
+    )
+    processes = AgentProcesses([FunctionTool(str(tmp_path / "tool.py"), "look_up")])
+    tools = {each.name: each for each in await processes.open()}
+    results = [(await ToolProcess(processes, tools, {}).call([ParsedCall("look_up", {})]))[0] for _ in range(3)]
+    await processes.close()
+    assert "did not start: [Errno 11] no more processes" in results[0].text
+    assert results[1].text == results[2].text != results[0].text  # one template forked both
+
+
+@pytest.mark.long
 async def test_a_template_that_replaces_another_loads_the_files_as_they_were(tmp_path) -> None:
     def children() -> set[str]:
         return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())

@@ -184,13 +184,13 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """Report that a process ended."""
+    """Report that a process ended, or never began."""
 
     number: int
-    status: int
+    status: int = 0
     """Exit code, negative for a signal."""
     reason: str = ""
-    """The limit for which the template killed it; empty: it did not."""
+    """What the template did or could not do, such as ``was killed: …``; empty: the status tells how it ended."""
 
 
 class CallTool(msgspec.Struct, frozen=True, tag=True):

@@ -264,7 +264,7 @@ class AgentProcesses:
         if isinstance(message, Ended):
             sample = self._running.get(message.number)
             if sample is not None:
-                sample.exited(f"was killed: {message.reason}" if message.reason else how_ended(message.status))
+                sample.exited(message.reason or how_ended(message.status))
         elif loaded is not None and not loaded.done():
             if isinstance(message, Loaded):
                 self.environment = message.environment

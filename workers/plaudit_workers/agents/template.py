@@ -120,8 +120,14 @@ class _Template(ForkTemplate[ToTemplate, int]):
     def _obey(self, request: ToTemplate, loaded: LoadedSources) -> None:
         if isinstance(request, Kill):
             self.send_signal(request.number, signal.SIGKILL)
-        elif isinstance(request, Fork) and (connection := self.fork(request.number)) is not None:
-            self._serve(connection, request.seed, loaded)
+        elif isinstance(request, Fork):
+            try:
+                connection = self.fork(request.number)
+            except OSError as error:
+                self.send(Ended(request.number, reason=f"did not start: {error}"))
+                return
+            if connection is not None:
+                self._serve(connection, request.seed, loaded)
 
     def _serve(self, connection: int, seed: int, loaded: LoadedSources) -> NoReturn:
         """Be the process of a sample."""
@@ -160,9 +166,9 @@ class _Template(ForkTemplate[ToTemplate, int]):
         limits = self._limits
         for pid, tree in _trees(self.running).items():
             if tree.num_threads > limits.threads:
-                self._reasons[pid] = f"it had more than {limits.threads} processes and threads"
+                self._reasons[pid] = f"was killed: it had more than {limits.threads} processes and threads"
             elif tree.uses_more_than(limits.memory_bytes):
-                self._reasons[pid] = f"its processes used more than {limits.memory_bytes >> 20} MiB"
+                self._reasons[pid] = f"was killed: its processes used more than {limits.memory_bytes >> 20} MiB"
             else:
                 continue
             tree.kill()
