@@ -111,10 +111,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
+    if not text.isdecimal() or not 1 <= float(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a whole number from 1 to {(1 << 31) - 1}")
+    return int(text)
 
 
 if __name__ == "__main__":
