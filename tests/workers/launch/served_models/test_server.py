@@ -43,6 +43,6 @@ async def test_a_server_that_does_not_start_is_refused_with_the_end_of_its_log_o
         health_port=0,
         log_file=tmp_path / "log",
     )
-    with pytest.raises(error, match=r"(?s)Its log ends:.*argument --max-queue: 0 is below 1"):
+    with pytest.raises(error, match=r"(?s)Its log ends:.*argument --max-queue: '0' is not a whole number"):
         await serve(settings, asyncio.Event())
     assert not ServerIdentity("helpful", 0, "", 0).file(tmp_path).exists()
