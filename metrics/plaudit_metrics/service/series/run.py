@@ -38,6 +38,7 @@ _Figures = Mapping[str, float]
 _Declared = tuple[str, str, tuple[str, ...], Callable[[_Figures], Labelled]]
 """Name, help text and labels of a series, and its values by label values in the figures of a step."""
 _NO_WAITS = dict.fromkeys((f"wait/{cause}_s" for cause in ALL_CAUSES), 0.0)
+"""A step has no figure of some causes that it did not wait for; their series are 0."""
 
 
 def _keyed(name: str, documentation: str, key: str) -> _Declared:
