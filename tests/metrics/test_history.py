@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from plaudit_metrics.sources.steps import append_step, decode_step, encode_step, read_steps
 from plaudit_wire.records import StepRecord, WaitRecord
+
+ROOT = Path(__file__).parents[2]
 
 
 def record(step: int, incarnation: int = 1, reward: float = 0.5) -> StepRecord:
@@ -101,3 +105,25 @@ def test_fields_that_a_later_version_adds_do_not_hurt() -> None:
 def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         append_step(tmp_path, record(1))
+
+
+def test_every_figure_of_a_real_run_is_documented(observed_run: Any) -> None:
+    steps = read_steps(observed_run.folder / "steps.jsonl")
+    figures = {key for step in steps for key in (*step.statistics, *step.labels) if not key.startswith("scripted/")}
+    forms = documented()
+    assert {key for key in figures if not any(form.fullmatch(key) for form in forms)} == set()
+
+
+def documented() -> list[re.Pattern[str]]:
+    """The keys in tables of docs: ``<name>`` and ``…`` stand for any name, ``{mean,max}`` for one of these."""
+    pages = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("metrics", "schedules", "training")]
+    tables = [
+        table for page in pages for table in re.findall(r"^\| (?:key|figure) \|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    ]
+    cells = [cell for table in tables for cell in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)]
+    forms = []
+    for key in (key for cell in cells for key in cell.split("`")[1::2]):
+        form = re.escape(key.replace("<d>", "{p50,p95,p99,max,mean}"))
+        form = re.sub(r"\\{(.+?)\\}", lambda found: f"({found[1].replace(',', '|')})", form)
+        forms.append(re.compile(re.sub(r"<.+?>|…", "[^/]+", form)))
+    return forms

@@ -219,7 +219,7 @@ def _scorers() -> Sequence[Any]:
 
 def _judges() -> Sequence[Any]:
     return (
-        Lines("Mean wait for a limit", SECONDS, "Of the newest 100 calls.").of(
+        Lines("Mean wait for a limit", SECONDS, "Of the calls of a whole step.").of(
             (newest("plaudit_limiter_recent_wait_seconds", "judge"), "{{judge}}")
         ),
         Lines(
@@ -318,7 +318,7 @@ def _tools() -> Sequence[Any]:
             PER_SECOND,
             "error: the tool raised. killed: its process ended. refused: it was never run.",
         ).of((rate("plaudit_tool_calls_total", "tool, outcome"), "{{tool}}: {{outcome}}")),
-        Lines("Failed share of the newest tool calls", SHARE, "Of the newest 100 calls that were run.").of(
+        Lines("Failed share of the newest tool calls", SHARE, "Of the calls of a whole step that were run.").of(
             (newest("plaudit_tool_recent_failed_ratio", "tool"), "{{tool}}")
         ),
         Lines(

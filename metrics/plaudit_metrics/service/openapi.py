@@ -21,7 +21,7 @@ from plaudit_metrics.statistics.audits import AuditorReport
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.statistics.verdict import VERDICTS
 from plaudit_wire import VERSION
-from plaudit_wire.records import OUTCOMES, Split
+from plaudit_wire.records import OUTCOMES, Split, StepRecord
 
 _MOST_DIGITS = 18
 _SHOWN = 80
@@ -254,16 +254,9 @@ _STEP = _path("step", "number of the step", _INTEGER)
 
 def _schemas() -> dict[str, Any]:
     verdict = {"type": "string", "enum": [*VERDICTS, ""]}
-    own = {
-        "step": _INTEGER,
-        "incarnation": _INTEGER,
-        "opened": _NUMBER,
-        "closed": _NUMBER,
-        "num_samples": _INTEGER,
-        "num_groups": _INTEGER,
-        "verdict": verdict,
-        "records_missing": _INTEGER,
-    }
+    fields = msgspec.json.schema_components([StepRecord])[1]["StepRecord"]["properties"]
+    own = {name: each for name, each in fields.items() if name not in ("statistics", "waits", "labels")}
+    own |= {"verdict": verdict, "records_missing": _INTEGER}
     figures = {"additionalProperties": {"type": ["number", "string"]}, "description": "Keys of docs/metrics.md"}
     wait = _object({"start": _NUMBER, "end": _NUMBER, "awaited": {"type": "array", "items": _TEXT}})
     texts = dict.fromkeys(("question", "numbers", "needs"), _TEXT)

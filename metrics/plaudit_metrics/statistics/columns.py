@@ -12,8 +12,8 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,9 @@ from plaudit_wire.records import (
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+_KINDS: dict[Any, Any] = {"Floats": np.float64, "Integers": np.int64, "Flags": np.bool_}
+"""Annotation of a field that is a column → the type of its array."""
 SANDBOX_STAGES = ("claim", "start", "wait", "exec", "verify_wait", "verify")
 """The life of a sample's machine: ``claim`` and ``start`` once, then its commands and their waits, then its tests'."""
 MOST_EXTRAS = 16
@@ -68,7 +71,7 @@ class SampleColumns:
     score_first_taken: Floats
     score_taken: Floats
     committed: Floats
-    generated: NDArray[np.bool_]
+    generated: Flags
     """True where there is a generation record; elsewhere the generation's columns are NaN or 0."""
     generate_s: Floats
     tool_s: Floats
@@ -78,7 +81,7 @@ class SampleColumns:
     prompt_tokens: Integers
     response_tokens: Integers
     version_min: Integers
-    truncated: NDArray[np.bool_]
+    truncated: Flags
     """True where the response ended at its token limit."""
     limiter_s: Floats
     retry_s: Floats
@@ -137,9 +140,6 @@ class SampleColumns:
         return collector.columns()
 
 
-_SANDBOX_ROW = (*("sample", "claim_s", "start_s", "wait_s", "exec_s", "verify_wait_s", "verify_s", "cpus", "failed"),)
-
-
 @dataclass(frozen=True)
 class SandboxColumns:
     """Hold the machines of a step's samples; arrays of shape [number of machines]."""
@@ -154,14 +154,7 @@ class SandboxColumns:
     """Its tests waited for a place; NaN where no tests ran, as ``verify_s``."""
     verify_s: Floats
     cpus: Floats
-    failed: NDArray[np.bool_]
-
-    @classmethod
-    def from_rows(cls, rows: PackedRows) -> SandboxColumns:
-        """Take the rows that ``ColumnCollector`` packed."""
-        of_machines = dict(zip(_SANDBOX_ROW, rows.columns(), strict=True))
-        sample, failed = of_machines.pop("sample").astype(np.int64), of_machines.pop("failed").astype(np.bool_)
-        return cls(sample=sample, failed=failed, **of_machines)
+    failed: Flags
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -214,10 +207,10 @@ class ColumnCollector:
 
     def __init__(self) -> None:
         self._groups: dict[str, int] = {}
-        self._rows = PackedRows(len(_ROW) + 1)
+        self._rows = PackedRows(SampleColumns)
         self._scorers: dict[str, _ScorerCollector] = {}
         self._turns = TurnCollector()
-        self._sandboxes = PackedRows(len(_SANDBOX_ROW))
+        self._sandboxes = PackedRows(SandboxColumns)
         self._failures = FailureCounts()
 
     def add(self, sample: SampleRecord) -> None:
@@ -240,12 +233,13 @@ class ColumnCollector:
             generation.prompt_tokens,
             generation.response_tokens,
             generation.version_min,
+            generation.finish_reason == "length",
             scoring.limiter_s,
             scoring.retry_s,
             scoring.call_s,
             _NAN if scoring.value is None else scoring.value,
-            generation.finish_reason == "length",
-            _OUTCOME_CODES[scoring.outcome] + len(OUTCOMES) * sample.deliveries,
+            _OUTCOME_CODES[scoring.outcome],
+            sample.deliveries,
         )
         if generation.turns:
             self._turns.add(generation.turns)
@@ -277,44 +271,21 @@ class ColumnCollector:
 
     def columns(self) -> SampleColumns:
         """Return the columns of all samples that were added so far."""
-        *rows, packed = self._rows.columns()
-        deliveries, outcome = np.divmod(packed.astype(np.int64), len(OUTCOMES))
-        named = zip(_ROW, rows, strict=True)
-        of_samples: Any = {name: row.astype(_KINDS.get(name, np.float64), copy=False) for name, row in named}
         return SampleColumns(
             groups=tuple(self._groups),
-            outcome=outcome,
-            deliveries=deliveries,
             scorers={name: scorer.columns() for name, scorer in self._scorers.items()},
             failures=tuple(self._failures.failures()),
             turns=self._turns.columns(),
-            sandboxes=SandboxColumns.from_rows(self._sandboxes),
-            **of_samples,
+            sandboxes=SandboxColumns(**self._sandboxes.columns()),
+            **self._rows.columns(),
         )
-
-
-_ROW = (
-    *("group", "admitted", "taken", "published", "score_first_taken", "score_taken", "committed"),
-    *("generated", "generate_s", "tool_s", "engine_queue_s", "num_preempted", "prompt_tokens", "response_tokens"),
-    *("version_min", "limiter_s", "retry_s", "call_s", "value", "truncated"),
-)
-"""Columns in the order of ``ColumnCollector``'s rows, whose last number holds outcome and deliveries."""
-_KINDS: dict[str, type] = {
-    **dict.fromkeys(("group", "num_preempted", "prompt_tokens", "response_tokens", "version_min"), np.int64),
-    **dict.fromkeys(("generated", "truncated"), np.bool_),
-}
-"""Type of the columns that are not float64."""
-
-
-_SCORER_ROW = (*("value", "limiter_s", "held_s", "retry_s", "throttled_s", "call_s", "wait_s", "group_s"),)
-"""Columns in the order of ``_ScorerCollector``'s rows, whose last number is the outcome."""
 
 
 class _ScorerCollector:
     """Collect the records of one scorer."""
 
     def __init__(self) -> None:
-        self._rows = PackedRows(len(_SCORER_ROW) + 1)
+        self._rows = PackedRows(ScorerColumns)
         self._of_group = False
         self._extras: dict[str, tuple[float, int, float, float]] = {}
         """Name → sum, count, minimum and maximum."""
@@ -346,13 +317,11 @@ class _ScorerCollector:
             self._extras[name] = (total + value, count + 1, min(least, value), max(greatest, value))
 
     def columns(self) -> ScorerColumns:
-        *rows, outcome = self._rows.columns()
-        of_scorer: Any = dict(zip(_SCORER_ROW, rows, strict=True))
         extras = {
             name: ExtraFigures(total / count, least, greatest)
             for name, (total, count, least, greatest) in sorted(self._extras.items())
         }
-        return ScorerColumns(of_group=self._of_group, outcome=outcome.astype(np.int64), extras=extras, **of_scorer)
+        return ScorerColumns(of_group=self._of_group, extras=extras, **self._rows.columns())
 
 
 MOST_TOOLS = 64
@@ -514,24 +483,31 @@ def shortened(reason: str) -> str:
 _ROWS_AT_A_TIME = 128
 
 
+@cache
+def _kinds(table: type) -> dict[str, Any]:
+    """Return the columns of a table: name and type of the fields that are arrays, in their order."""
+    return {each.name: _KINDS[each.type] for each in fields(table) if each.type in _KINDS}
+
+
 class PackedRows:
-    """Grow a table of float64 with ``width`` columns.
+    """Grow a table whose columns are the fields of a dataclass that are arrays, in their order.
 
     Rows are packed into a small buffer, since one ``struct`` call is many times faster than an array access for each
     number; a full buffer is turned into columns at once, so that reading the columns copies at most one buffer.
     """
 
-    def __init__(self, width: int) -> None:
-        self._row = struct.Struct(f"{width}d")
+    def __init__(self, table: type) -> None:
+        self._kinds = _kinds(table)
+        self._row = struct.Struct(f"{len(self._kinds)}d")
         self._buffer = bytearray(self._row.size * _ROWS_AT_A_TIME)
         self._filled = 0
         """Bytes of the buffer."""
-        self._columns = np.empty((width, 0))
+        self._columns = np.empty((len(self._kinds), 0))
         self._count = 0
         """Rows that are in the columns."""
 
     def append(self, *values: float) -> None:
-        """Append one row of ``width`` numbers."""
+        """Append one row: a number for each column, in the order of the fields."""
         self._row.pack_into(self._buffer, self._filled, *values)
         self._filled += self._row.size
         if self._filled == len(self._buffer):
@@ -540,10 +516,11 @@ class PackedRows:
     def __len__(self) -> int:
         return self._count + self._filled // self._row.size
 
-    def columns(self) -> NDArray[np.float64]:
-        """Return an array of shape [width, number of rows], each column contiguous."""
+    def columns(self) -> dict[str, Any]:
+        """Return the array of each column, contiguous, by its name."""
         self._turn()
-        return self._columns[:, : self._count]
+        columns = zip(self._kinds.items(), self._columns[:, : self._count], strict=True)
+        return {name: column.astype(kind, copy=False) for (name, kind), column in columns}
 
     def _turn(self) -> None:
         added = self._filled // self._row.size

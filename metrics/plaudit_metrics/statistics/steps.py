@@ -322,14 +322,12 @@ def _scorers(columns: SampleColumns) -> dict[str, float]:
     behind_s = _behind({name: scorer.work_s for name, scorer in columns.scorers.items() if not scorer.of_group})
     for name, scorer in sorted(columns.scorers.items()):
         key = f"{_PIPELINE}/scorer/{name}"
-        for seconds in ("call_s", "limiter_s", "retry_s", "wait_s", *(() if scorer.of_group else ("work_s",))):
+        some = [seconds for seconds in ("group_s", "throttled_s") if getattr(scorer, seconds).any()]
+        some += [] if scorer.of_group else ["work_s"]
+        for seconds in ("call_s", "limiter_s", "retry_s", "wait_s", *some):
             statistics |= distribution(f"{key}/{seconds}", getattr(scorer, seconds))
-        if scorer.group_s.any():
-            statistics |= distribution(f"{key}/group_s", scorer.group_s)
         if name in behind_s:
             statistics[f"{key}/behind_s"] = behind_s[name]
-        if scorer.throttled_s.any():
-            statistics |= distribution(f"{key}/throttled_s", scorer.throttled_s)
         for extra, figures in scorer.extras.items():
             statistics |= {f"{key}/extra/{extra}/{figure}": value for figure, value in figures._asdict().items()}
         values = scorer.value[~np.isnan(scorer.value)]

@@ -194,8 +194,6 @@ STRAGGLER_SHARE = 0.5
 """A straggler accounts for more than this share of the waiting."""
 SIDE_SHARE = 0.6
 """Generation or the reward side accounts for at least this share of the waiting."""
-_CALL_KEY = re.compile(r"reward_pipeline/scorer/(.+)/call_s/mean")
-_TOOL_KEY = re.compile(r"reward_pipeline/tool/(.+)/call_s/p95")
 HELD_SHARE = 0.5
 """Of the waits for limits, the endpoints' own pauses, or the tests' waits for places, take at least this share."""
 VERIFY_WAIT_KEY = "reward_pipeline/sandbox/verify_wait_total_s"
@@ -392,7 +390,7 @@ def _slowest_of_machines(statistics: Mapping[str, float]) -> str:
 
 def _slowest_tool(statistics: Mapping[str, float]) -> str:
     """Return a sentence on the tool whose calls took longest at the 95th percentile."""
-    slow = {found[1]: value for key, value in statistics.items() if (found := _TOOL_KEY.fullmatch(key))}
+    slow = _of_each("tool", statistics, "call_s/p95")
     if not slow:
         return ""
     tool = max(slow, key=lambda name: slow[name])
@@ -408,7 +406,7 @@ def _slowest_scorer(statistics: Mapping[str, float]) -> str:
 
     A sample waits for the scorer that ends last, however many others wait for their processes meanwhile.
     """
-    names = (found[1] for key in statistics if (found := _CALL_KEY.fullmatch(key)))
+    names = _of_each("scorer", statistics, "call_s/mean")
     held = {name: _held(statistics, name) for name in names if not _is_of_group(statistics, name)}
     if not held:
         return ""
@@ -430,7 +428,7 @@ def _slowest_scorer(statistics: Mapping[str, float]) -> str:
 
 def _most_limited(statistics: Mapping[str, float]) -> str:
     """Return a sentence on the scorer that waited longest for its limits."""
-    limited = _of_each_scorer(statistics, "limiter_s/p95")
+    limited = _of_each("scorer", statistics, "limiter_s/p95")
     limited = {name: seconds for name, seconds in limited.items() if not _is_of_group(statistics, name)}
     scorer = max(limited, key=lambda name: limited[name], default="")
     if not limited.get(scorer, 0.0):
@@ -443,7 +441,7 @@ def _most_limited(statistics: Mapping[str, float]) -> str:
 
 def _slowest_of_groups(statistics: Mapping[str, float]) -> str:
     """Return sentences on the scorer that held groups longest, and on what was most of it, if not its calls."""
-    slow = _of_each_scorer(statistics, "group_s/p95")
+    slow = _of_each("scorer", statistics, "group_s/p95")
     stage_s = statistics.get("reward_pipeline/group_scorer_s/p95", 0.0)
     if sum(slow.values()) < HELD_SHARE * stage_s:
         return f"Most of {stage_s:.2f} s was the wait for a free reward worker: add reward workers."
@@ -470,22 +468,23 @@ def _is_of_group(statistics: Mapping[str, float], scorer: str) -> bool:
     return f"{key}/group_s/mean" in statistics and f"{key}/work_s/mean" not in statistics
 
 
-def _of_each_scorer(statistics: Mapping[str, float], figure: str) -> dict[str, float]:
-    key = re.compile(f"reward_pipeline/scorer/(.+)/{figure}")
+def _of_each(kind: str, statistics: Mapping[str, float], figure: str) -> dict[str, float]:
+    """Return a figure of each scorer, or of each tool, by its name."""
+    key = re.compile(f"reward_pipeline/{kind}/(.+)/{figure}")
     return {found[1]: value for name, value in statistics.items() if (found := key.fullmatch(name))}
 
 
 def _last_of_all(statistics: Mapping[str, float]) -> str:
     """Return sentences on why a straggler is one, where its worker was lost, or a scorer took half of it or more."""
     half_s = HELD_SHARE * statistics.get("straggler_s", math.inf)
-    retried = _of_each_scorer(statistics, "retry_s/max")
+    retried = _of_each("scorer", statistics, "retry_s/max")
     scorer = max(retried, key=lambda name: retried[name], default="")
     if retried.get(scorer, 0.0) >= half_s:
         return " ".join(filter(None, (_taken_over(statistics), _of_retries(statistics, scorer, "max"))))
     beyond = {
         (name, seconds): most_s - statistics.get(f"reward_pipeline/scorer/{name}/{seconds}/p50", most_s)
         for seconds in ("work_s", "group_s")
-        for name, most_s in _of_each_scorer(statistics, f"{seconds}/max").items()
+        for name, most_s in _of_each("scorer", statistics, f"{seconds}/max").items()
     }
     scorer, seconds = max(beyond, key=lambda each: beyond[each], default=("", ""))
     slowest, beyond_s = "", beyond.get((scorer, seconds), 0.0)

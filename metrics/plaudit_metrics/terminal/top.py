@@ -41,25 +41,21 @@ _SAMPLES = 5
 _BAR = 30
 _NARROW = 120
 """Columns of a terminal below which only the most important columns are shown."""
-_LETTERS = {"trainer": "T", "generation": "G", "sandboxes": "m", "tools": "o", "sample_queue": "q"}
-_LETTERS |= {"limiter": "L", "score": "S", "group_scorer": "g", "ready_queue": "r"}
-_LETTERS |= {PAUSE: "P", REDIS: "R", UNKNOWN: "?"}
-"""Part of a step's time → the letter that draws it: a bar can be read without colours."""
-_COLOURS = {
-    "trainer": "green",
-    "generation": "blue",
-    "sandboxes": "bright_cyan",
-    "tools": "bright_blue",
-    "sample_queue": "yellow",
-    "limiter": "magenta",
-    "score": "red",
-    "group_scorer": "dark_orange",
-    "ready_queue": "cyan",
-    PAUSE: "bright_magenta",
-    REDIS: "bright_red",
-    UNKNOWN: "white",
+_DRAWN = {
+    "trainer": ("T", "green"),
+    "generation": ("G", "blue"),
+    "sandboxes": ("m", "bright_cyan"),
+    "tools": ("o", "bright_blue"),
+    "sample_queue": ("q", "yellow"),
+    "limiter": ("L", "magenta"),
+    "score": ("S", "red"),
+    "group_scorer": ("g", "dark_orange"),
+    "ready_queue": ("r", "cyan"),
+    PAUSE: ("P", "bright_magenta"),
+    REDIS: ("R", "bright_red"),
+    UNKNOWN: ("?", "white"),
 }
-"""Part of a step's time → its colour in the bar."""
+"""Part of a step's time → letter and colour that draw it: a bar can be read without colours."""
 
 
 def top(arguments: argparse.Namespace) -> int:
@@ -235,21 +231,22 @@ _STEP_FIGURES = (*_FEW_STEP_FIGURES, "staleness", "exposed reward s")
 def _bar(step: Mapping[str, Any]) -> Text:
     """Return the step's time in letters and colours: the trainer's own, then each cause of waiting."""
     whole_s = step.get("step_s") or step["closed"] - step["opened"]
-    waits = {cause: float(step.get(f"wait/{cause}_s", 0.0)) for cause in _COLOURS if cause != "trainer"}
+    waits = {cause: float(step.get(f"wait/{cause}_s", 0.0)) for cause in _DRAWN if cause != "trainer"}
     parts = {"trainer": max(whole_s - sum(waits.values()), 0.0)} | waits
     bar, drawn, seconds = Text(), 0, 0.0
     for name, part_s in parts.items():
         seconds += part_s
         until = round(_BAR * seconds / whole_s) if whole_s > 0 else 0
-        bar.append(_LETTERS[name] * (until - drawn), style=f"reverse {_COLOURS[name]}")
+        letter, colour = _DRAWN[name]
+        bar.append(letter * (until - drawn), style=f"reverse {colour}")
         drawn = max(drawn, until)
     return bar
 
 
 def _last_step(step: Mapping[str, Any]) -> RenderableType:
     legend = Columns(
-        Text(_LETTERS[name], style=f"reverse {colour}").append(f" {name.replace('_', ' ')}", style="not reverse")
-        for name, colour in _COLOURS.items()
+        Text(letter, style=f"reverse {colour}").append(f" {name.replace('_', ' ')}", style="not reverse")
+        for name, (letter, colour) in _DRAWN.items()
     )
     quantiles = map(_right, ("p50 s", "p95 s", "max s"))
     stages = Table("stage", *quantiles, title="stages, newest step", expand=True, box=None)

@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plaudit_metrics.monitoring.alerts import ALERTS, recording_rules
+from plaudit_metrics.monitoring.alerts import ALERTS
 from plaudit_metrics.monitoring.rules import RUNBOOK, THRESHOLDS, Windows
-from plaudit_metrics.service.series.run import RunSeries
-from plaudit_operator.cache import Cache
-from plaudit_operator.operator import OperatorSeries
 
 REPOSITORY = Path(__file__).parents[3]
 METRICS = REPOSITORY / "metrics"
@@ -100,21 +97,6 @@ def test_recorded_series_that_alerts_use_exist() -> None:
 def test_every_threshold_is_used_and_every_one_used_exists() -> None:
     texts = [text for alert in ALERTS for text in (alert.expression, alert.summary, alert.description)]
     assert {name for text in texts for name in re.findall(r"<(\w+)>", text)} == set(THRESHOLDS)
-
-
-def test_every_series_in_a_rule_exists() -> None:
-    declared = {
-        family.name + suffix
-        for registry in (RunSeries().registry, OperatorSeries(Cache(), int, bool, dict).registry)
-        for family in registry.collect()
-        for suffix in {"counter": ("_total",), "histogram": ("_count", "_sum"), "summary": ("_count", "_sum")}.get(
-            family.type, ("",)
-        )
-    }
-    expressions = [alert.full_expression for alert in ALERTS]
-    expressions += [rule["expr"] for rule in recording_rules()["groups"][0]["rules"]]
-    used = {name for text in expressions for name in re.findall(r"(?<![\w:])plaudit_\w+", text)}
-    assert used <= declared
 
 
 def test_windows_shrink_together() -> None:

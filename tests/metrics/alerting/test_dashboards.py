@@ -14,9 +14,10 @@ import httpx
 import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from prometheus_client import CollectorRegistry
 
 from audit_stories import AUDITOR, STORIES, audited_groups
-from plaudit_metrics.monitoring.alerts import ALERTS
+from plaudit_metrics.monitoring.alerts import ALERTS, recording_rules
 from plaudit_metrics.monitoring.panels import PAGE, panel_id
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.statistics.audits import Rescored, drift_figures, step_figures
@@ -177,6 +178,13 @@ def test_a_series_of_the_fleet_links_to_the_dashboard_of_its_run() -> None:
         assert "var-run=${__field.labels.run}" in link["url"]
 
 
+def test_a_panel_of_the_recent_calls_says_which_they_are() -> None:
+    shares = re.compile(r"plaudit_\w*recent_(failed|late|wait)_\w+")
+    shown = [panel for panel in panels(DASHBOARDS["job"]) if shares.search(json.dumps(panel["targets"]))]
+    assert len(shown) == 4
+    assert [each["title"] for each in shown if "of a whole step" not in json.dumps(each)] == []
+
+
 def test_queries_of_buckets_ask_for_exemplars() -> None:
     targets = [target for panel in panels(DASHBOARDS["job"]) for target in panel["targets"]]
     assert {bool(target.get("exemplar")) == ("_bucket{" in target["expr"]) for target in targets} == {True}
@@ -215,15 +223,72 @@ def test_a_real_run_holds_every_series(observed_run: Any, prometheus: Any) -> No
     assert scraped == {name.removesuffix("_total") for name in expected}
 
 
-def test_the_documented_series_are_the_declared_ones() -> None:
-    declared = {
-        family.name for collector in RunSeries().registry._collector_to_names for family in collector.describe()
-    }
-    assert {name.removesuffix("_total") for name in documented()} == declared
+def test_the_documented_series_are_the_declared_ones_with_their_types_and_labels() -> None:
+    assert {name.removesuffix("_total"): series for name, series in documented().items()} == declared(
+        RunSeries().registry
+    )
 
 
-def documented() -> set[str]:
-    """The series of the table in docs/metrics.md."""
+OF_A_SCRAPE = {"run", "cluster", "namespace", "instance", "pod", "container", "endpoint", "le", "__name__"}
+
+
+def test_alerts_and_dashboards_query_declared_series_by_labels_that_these_have() -> None:
+    models = declared(ModelServerSeries().registry)
+    series = declared(RunSeries().registry, OperatorSeries(Cache(), int, bool, dict).registry)
+    series |= {
+        name: (kind, (*labels, "scorer")) for name, (kind, labels) in models.items()
+    }  # by the chart's PodMonitor
+    endings = {"gauge": ("",), "counter": ("_total",), "summary": ("_sum", "_count")}
+    endings["histogram"] = ("_sum", "_count", "_bucket")
+    labels = {f"{name}{ending}": of for name, (kind, of) in series.items() for ending in endings[kind]}
+    seen: set[str] = set()
+    for query in queries():
+        names = set(re.findall(r"(?<![\w:])plaudit_\w+", re.sub(r'__name__=~"[^"]+"', "", query)))
+        for pattern in re.findall(r'__name__=~"([^"]+)"', query):
+            names |= {name for name in labels if re.fullmatch(pattern, name)}
+        assert names <= labels.keys(), query
+        grouped = re.findall(r"\b(?:by|without|on|ignoring) ?\(([\w, ]+)\)", query)
+        used = {label for listed in grouped for label in re.findall(r"\w+", listed)}
+        used |= set(re.findall(r'(\w+) *(?:=|!=|=~|!~) *"', query))
+        if names:  # else of recorded series alone
+            assert used - OF_A_SCRAPE <= {label for name in names for label in labels[name]}, query
+        seen |= names
+    assert len(seen) > 80
+
+
+def queries() -> Iterator[str]:
+    """Every expression of alerts, rules and dashboards, with those of annotations and variables."""
+    yield from (alert.full_expression for alert in ALERTS)
+    yield from (rule["expr"] for rule in recording_rules()["groups"][0]["rules"] if "plaudit_" in rule["expr"])
+    yield from (text for dashboard in DASHBOARDS.values() for text in texts(dashboard) if "plaudit_" in text)
+
+
+def texts(part: Any) -> Iterator[str]:
+    """Every text in JSON."""
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, dict | list):
+        for each in part.values() if isinstance(part, dict) else part:
+            yield from texts(each)
+
+
+def declared(*registries: CollectorRegistry) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Type and labels of the series of registries, by name."""
+    found = {}
+    for collector in (collector for registry in registries for collector in registry._collector_to_names):
+        for family in getattr(collector, "describe", collector.collect)():
+            labels = getattr(family, "_labelnames", None) or getattr(collector, "_labelnames", ())
+            found[family.name] = family.type, tuple(labels)
+    return found
+
+
+def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Type and labels of the series of the table in docs/metrics.md, by name; one type may stand for a whole row."""
     section = (REPOSITORY / "docs" / "metrics.md").read_text().partition("\n## Prometheus\n")[2].partition("\n## ")[0]
-    first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    return {f"plaudit_{name}" for cell in first_cells for name in re.findall(r"`(\w+)", cell)}
+    found = {}
+    for cells in (line.split("|") for line in section.splitlines() if line.startswith("| `")):
+        series = re.findall(r"`(\w+)(?:{([\w,]+)})?`", cells[1])
+        types = cells[2].strip().split(", ")
+        for (name, labels), kind in zip(series, types * (len(series) if len(types) == 1 else 1), strict=True):
+            found[f"plaudit_{name}"] = kind, tuple(re.findall(r"\w+", labels))
+    return found

@@ -5,6 +5,7 @@ Never a label: step, sample, group, pod name, prompt, error text.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,169 +34,156 @@ from plaudit_metrics.statistics.integrity import (
 from plaudit_metrics.statistics.verdict import ALL_CAUSES
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
-_STATISTICS = {
-    "plaudit_last_step_exposed_reward_seconds": (
-        "exposed_reward_s",
-        "Seconds in which the trainer waited for rewards after generation had ended",
-    ),
-    "plaudit_last_step_update_seconds": ("update_s", "Seconds spent updating the policy"),
-    "plaudit_last_step_masked_share": ("reward_pipeline/masked_share", "Share of samples without a score"),
-    "plaudit_last_step_zero_variance_share": (
-        "reward/zero_variance_share",
-        "Share of groups whose samples all have the same reward",
-    ),
-    "plaudit_last_step_truncated_share": (
-        "generation/truncated_share",
-        "Share of responses that ended at the token limit",
-    ),
-    "plaudit_last_step_logprob_mismatch": (
-        "actor/logprob_mismatch",
-        "Mean absolute difference of a trained token's log-probability between rollout and trainer, same weights, nats",
-    ),
-    "plaudit_last_step_logprob_mismatch_limit": (
-        "actor/logprob_mismatch_limit",
-        "The largest such difference that the precision of the model explains, nats",
-    ),
-    "plaudit_last_step_skipped_updates": (
-        "actor/skipped_updates",
-        "Updates that were discarded because their gradient is not finite",
-    ),
-    "plaudit_last_step_response_tokens": ("generation/response_tokens/mean", "Mean tokens of a response"),
-    "plaudit_last_step_length_correlation": (CORRELATION, "Correlation of reward and tokens within groups, -1 to 1"),
-    "plaudit_last_step_masked_longest_share": (LONGEST, "Share without a score of the longest quarter of the samples"),
-    "plaudit_last_step_masked_others_share": (OTHERS, "Share without a score of the other samples"),
-    "plaudit_last_step_tokens_per_second": (
-        "generation/response_tokens_per_s",
-        "Response tokens by the seconds of the step",
-    ),
-    "plaudit_reward_mean": ("reward/mean", "Mean reward"),
-    "plaudit_reward_std": ("reward/std", "Standard deviation of the rewards"),
-}
-"""Gauge of the newest closed step → its key of a step's figures, and its help text."""
+_Figures = Mapping[str, float]
+_Declared = tuple[str, str, tuple[str, ...], Callable[[_Figures], Labelled]]
+"""Name, help text and labels of a series, and its values by label values in the figures of a step."""
+_NO_WAITS = dict.fromkeys((f"wait/{cause}_s" for cause in ALL_CAUSES), 0.0)
+"""A step has no figure of some causes that it did not wait for; their series are 0."""
 
 
-def _quantiles(prefix: str, separator: str, step: StepRecord) -> Labelled:
-    """Return p50 and p99 of the keys ``<prefix><name><separator><figure>``."""
-    seconds: dict[tuple[str, ...], float] = {}
-    for key, value in step.statistics.items():
-        name, _, figure = key.removeprefix(prefix).rpartition(separator)
-        if key.startswith(prefix) and figure in ("p50", "p99"):
-            seconds[name, figure] = value
-    return seconds
+def _keyed(name: str, documentation: str, key: str) -> _Declared:
+    """Declare a series by its key in a step's figures (docs/metrics.md), a regular expression whose groups are labels.
+
+    A group that takes no part in the match has the value ``mean``.
+    """
+    pattern, prefix = re.compile(key), key.partition("(")[0]
+
+    def values(figures: _Figures) -> Labelled:
+        if not pattern.groups:
+            return {(): figures.get(key)}
+        found = ((pattern.fullmatch(each), figures[each]) for each in figures if each.startswith(prefix))
+        return {match.groups("mean"): value for match, value in found if match}
+
+    return name, documentation, tuple(pattern.groupindex), values
 
 
-_OF_SCORER = "reward_pipeline/scorer/"
 _MOST_CHARACTERS = 100
 """Of a data source's name in a label."""
-_BOUNDS = {"": "mean", "_low": "low", "_high": "high"}
+_DIVERGES = re.compile(f"{KEY}([^/]+)/{DIVERGES}(?:/(.+))?")
 
 
-def _by_scorer(prefix: str, statistics: Mapping[str, float]) -> Iterator[tuple[str, str, float]]:
-    for key, value in statistics.items():
-        if key.startswith(prefix):
-            scorer, _, figure = key.removeprefix(prefix).partition("/")
-            yield scorer, figure, value
-
-
-def _with_bounds(prefix: str, name: str, statistics: Mapping[str, float]) -> Labelled:
-    wanted = {f"{name}{ending}": statistic for ending, statistic in _BOUNDS.items()}
-    found = _by_scorer(prefix, statistics)
-    return {(scorer, wanted[figure]): value for scorer, figure, value in found if figure in wanted}
-
-
-def _single(prefix: str, name: str, statistics: Mapping[str, float]) -> Labelled:
-    return {(scorer,): value for scorer, figure, value in _by_scorer(prefix, statistics) if figure == name}
-
-
-def _divergences(statistics: Mapping[str, float]) -> Labelled:
+def _divergences(figures: _Figures) -> Labelled:
     """Return the probability of each auditor, with the data source that has it: none if all groups together have it."""
-    found = {(scorer, figure): value for scorer, figure, value in _by_scorer(KEY, statistics)}
-    lowest = {scorer: value for (scorer, figure), value in found.items() if figure == DIVERGES}
-    sources = {
-        scorer: figure.removeprefix(f"{DIVERGES}/")
-        for (scorer, figure), value in found.items()
-        if figure.startswith(f"{DIVERGES}/") and value == lowest.get(scorer)
-    }
+    found = {match.groups(): value for key, value in figures.items() if (match := _DIVERGES.fullmatch(key))}
+    lowest = {scorer: value for (scorer, source), value in found.items() if source is None}
+    sources = {scorer: source for (scorer, source), value in found.items() if source and value == lowest.get(scorer)}
     return {(scorer, sources.get(scorer, "")[:_MOST_CHARACTERS]): value for scorer, value in lowest.items()}
 
 
-_BOUNDED = {
-    "value": (
+_SCORER, _BOUND, _QUANTILE = "(?P<scorer>[^/]+)", "(?:_(?P<statistic>low|high))?", "(?P<statistic>p50|p99)"
+_CAUSE = f"wait/(?P<cause>{'|'.join(ALL_CAUSES)})_s"
+_GAUGES: tuple[_Declared, ...] = (
+    _keyed("plaudit_step", "Number", "step"),
+    _keyed("plaudit_step_last_closed_timestamp_seconds", "When it was closed", "closed"),
+    _keyed("plaudit_last_step_seconds", "Seconds", "step_s"),
+    _keyed("plaudit_last_step_wait_seconds", "Seconds that the trainer waited, by cause", _CAUSE),
+    _keyed(
+        "plaudit_sample_staleness",
+        "Policy versions between generation and training",
+        "reward_pipeline/staleness/(?P<statistic>min|mean|max)",
+    ),
+    _keyed("plaudit_last_step_scorer_value", "Mean value of a scorer", f"reward_pipeline/scorer/{_SCORER}/value/mean"),
+    _keyed(
+        "plaudit_last_step_scorer_seconds",
+        "Seconds of a scorer's last attempts, exact",
+        f"reward_pipeline/scorer/{_SCORER}/call_s/{_QUANTILE}",
+    ),
+    _keyed(
+        "plaudit_last_step_tool_seconds",
+        "Seconds of a tool's calls",
+        f"reward_pipeline/tool/(?P<tool>.+)/call_s/{_QUANTILE}",
+    ),
+    _keyed(
+        "plaudit_last_step_sandbox_seconds",
+        "Seconds of samples' machines in a stage, exact",
+        f"reward_pipeline/sandbox/(?P<stage>.+)_s/{_QUANTILE}",
+    ),
+    _keyed(
         "plaudit_audit_value",
         "Mean value of an auditor over the audited samples of 20 steps; its interval",
+        f"{KEY}{_SCORER}/value{_BOUND}",
     ),
-    "reward": ("plaudit_audit_reward", "Mean reward of the same samples; its interval"),
-    "gap": ("plaudit_audit_gap", "An auditor's mean over reinforced samples less its mean over the others"),
-    "agreement": ("plaudit_audit_agreement", "Rank correlation of reward and auditor within groups, -1 to 1"),
-}
-_SINGLE = {
-    "groups": ("plaudit_audit_groups", "Audited groups of 20 steps"),
-    "failed": ("plaudit_audit_failed_samples", "Samples of them that an auditor gave no value"),
-    "waiting": ("plaudit_audit_waiting_groups", "Drawn groups of 20 steps that are not audited yet"),
-}
-_AUDIT_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], Labelled]], ...] = (
-    *(
-        (name, text, ("scorer", "statistic"), partial(_with_bounds, KEY, figure))
-        for figure, (name, text) in _BOUNDED.items()
+    _keyed("plaudit_audit_reward", "Mean reward of the same samples; its interval", f"{KEY}{_SCORER}/reward{_BOUND}"),
+    _keyed(
+        "plaudit_audit_gap",
+        "An auditor's mean over reinforced samples less its mean over the others",
+        f"{KEY}{_SCORER}/gap{_BOUND}",
     ),
-    (
+    _keyed(
+        "plaudit_audit_agreement",
+        "Rank correlation of reward and auditor within groups, -1 to 1",
+        f"{KEY}{_SCORER}/agreement{_BOUND}",
+    ),
+    _keyed(
         "plaudit_scorer_drift",
         "How much more a scorer gave the same samples when it was asked again; its interval",
-        ("scorer", "statistic"),
-        partial(_with_bounds, DRIFT_KEY, "value"),
+        f"{DRIFT_KEY}{_SCORER}/value{_BOUND}",
     ),
-    *((name, text, ("scorer",), partial(_single, KEY, figure)) for figure, (name, text) in _SINGLE.items()),
+    _keyed("plaudit_audit_groups", "Audited groups of 20 steps", f"{KEY}{_SCORER}/groups"),
+    _keyed("plaudit_audit_failed_samples", "Samples of them that an auditor gave no value", f"{KEY}{_SCORER}/failed"),
+    _keyed(
+        "plaudit_audit_waiting_groups", "Drawn groups of 20 steps that are not audited yet", f"{KEY}{_SCORER}/waiting"
+    ),
     (
         "plaudit_audit_divergence_probability",
         "Probability that chance alone lets the reward rise and an auditor fall as seen; the data source, if it is one",
         ("scorer", "data_source"),
         _divergences,
     ),
+    _keyed(
+        "plaudit_last_step_exposed_reward_seconds",
+        "Seconds in which the trainer waited for rewards after generation had ended",
+        "exposed_reward_s",
+    ),
+    _keyed("plaudit_last_step_update_seconds", "Seconds spent updating the policy", "update_s"),
+    _keyed("plaudit_last_step_masked_share", "Share of samples without a score", "reward_pipeline/masked_share"),
+    _keyed(
+        "plaudit_last_step_zero_variance_share",
+        "Share of groups whose samples all have the same reward",
+        "reward/zero_variance_share",
+    ),
+    _keyed(
+        "plaudit_last_step_truncated_share",
+        "Share of responses that ended at the token limit",
+        "generation/truncated_share",
+    ),
+    _keyed(
+        "plaudit_last_step_logprob_mismatch",
+        "Mean absolute difference of a trained token's log-probability between rollout and trainer, same weights, nats",
+        "actor/logprob_mismatch",
+    ),
+    _keyed(
+        "plaudit_last_step_logprob_mismatch_limit",
+        "The largest such difference that the precision of the model explains, nats",
+        "actor/logprob_mismatch_limit",
+    ),
+    _keyed(
+        "plaudit_last_step_skipped_updates",
+        "Updates that were discarded because their gradient is not finite",
+        "actor/skipped_updates",
+    ),
+    _keyed("plaudit_last_step_response_tokens", "Mean tokens of a response", "generation/response_tokens/mean"),
+    _keyed(
+        "plaudit_last_step_length_correlation", "Correlation of reward and tokens within groups, -1 to 1", CORRELATION
+    ),
+    _keyed(
+        "plaudit_last_step_masked_longest_share", "Share without a score of the longest quarter of the samples", LONGEST
+    ),
+    _keyed("plaudit_last_step_masked_others_share", "Share without a score of the other samples", OTHERS),
+    _keyed(
+        "plaudit_last_step_tokens_per_second",
+        "Response tokens by the seconds of the step",
+        "generation/response_tokens_per_s",
+    ),
+    _keyed("plaudit_reward_mean", "Mean reward", "reward/mean"),
+    _keyed("plaudit_reward_std", "Standard deviation of the rewards", "reward/std"),
 )
-"""Gauges of auditors and of watched scorers: as ``_GAUGES``, their values from the statistics of a step."""
+"""Gauges of the newest closed step; those of auditors and of watched scorers, of a service as well."""
 
-_GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[StepRecord], Labelled]], ...] = (
-    ("plaudit_step", "Number", (), lambda step: {(): step.step}),
-    ("plaudit_step_last_closed_timestamp_seconds", "When it was closed", (), lambda step: {(): step.closed}),
-    ("plaudit_last_step_seconds", "Seconds", (), lambda step: {(): step.length_s}),
-    (
-        "plaudit_last_step_wait_seconds",
-        "Seconds that the trainer waited, by cause",
-        ("cause",),
-        lambda step: {(cause,): step.statistics.get(f"wait/{cause}_s", 0.0) for cause in ALL_CAUSES},
-    ),
-    (
-        "plaudit_sample_staleness",
-        "Policy versions between generation and training",
-        ("statistic",),
-        lambda step: {(n,): step.statistics.get(f"reward_pipeline/staleness/{n}") for n in ("min", "mean", "max")},
-    ),
-    (
-        "plaudit_last_step_scorer_value",
-        "Mean value of a scorer",
-        ("scorer",),
-        lambda step: _single(_OF_SCORER, "value/mean", step.statistics),
-    ),
-    (
-        "plaudit_last_step_scorer_seconds",
-        "Seconds of a scorer's last attempts, exact",
-        ("scorer", "statistic"),
-        partial(_quantiles, _OF_SCORER, "/call_s/"),
-    ),
-    (
-        "plaudit_last_step_tool_seconds",
-        "Seconds of a tool's calls",
-        ("tool", "statistic"),
-        partial(_quantiles, "reward_pipeline/tool/", "/call_s/"),
-    ),
-    (
-        "plaudit_last_step_sandbox_seconds",
-        "Seconds of samples' machines in a stage, exact",
-        ("stage", "statistic"),
-        partial(_quantiles, "reward_pipeline/sandbox/", "_s/"),
-    ),
-)
-"""Name, help text and labels of a gauge of the newest closed step, and its values by label values."""
+
+def _figures(record: StepRecord) -> _Figures:
+    """Return the figures of a step that series show, with those that its record has as fields."""
+    return _NO_WAITS | record.statistics | {"step": record.step, "closed": record.closed, "step_s": record.length_s}
 
 
 class StepSeries(Collector):
@@ -204,8 +192,8 @@ class StepSeries(Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lengths_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._recent: deque[Mapping[str, float]] = deque(maxlen=WINDOW_STEPS)
-        self._newest: StepRecord | None = None
-        self._audits: Mapping[str, float] = {}
+        self._newest: _Figures | None = None
+        self._audits: _Figures = {}
         self._missing_share: float | None = None
         summary, counter = partial(Summary, registry=registry), partial(Counter, registry=registry)
         self.seconds = summary("plaudit_step_seconds", "Seconds of closed steps")
@@ -239,7 +227,7 @@ class StepSeries(Collector):
         """Show a step as the newest without counting it."""
         self._lengths_s.append(record.length_s)
         self._recent.append(record.statistics)
-        self._newest = record
+        self._newest = _figures(record)
 
     def show_audits(self, figures: Mapping[str, float]) -> None:
         """Show the figures of a service's auditors, which no step has, by the keys that they have in a step."""
@@ -255,16 +243,9 @@ class StepSeries(Collector):
         yield gauge_family("plaudit_length_pays_share", pays, (), {(): length_pays(self._recent)})
         escape = f"Probability that long responses lack a score by chance alone, over {WINDOW_STEPS} closed steps"
         yield gauge_family("plaudit_length_escapes_probability", escape, (), {(): escape_probability(self._recent)})
-        newest = self._newest
+        figures = self._audits if self._newest is None else self._newest
         for name, documentation, labels, values in _GAUGES:
-            text = f"{documentation}; newest closed step"
-            yield gauge_family(name, text, labels, values(newest) if newest else {})
-        for name, documentation, labels, of_statistics in _AUDIT_GAUGES:
-            figures = newest.statistics if newest else self._audits
-            yield gauge_family(name, f"{documentation}; newest closed step", labels, of_statistics(figures))
-        for name, (key, documentation) in _STATISTICS.items():
-            figure = newest.statistics.get(key) if newest else None
-            yield gauge_family(name, f"{documentation}; newest closed step", (), {(): figure})
+            yield gauge_family(name, f"{documentation}; newest closed step", labels, values(figures))
 
     describe = collect
 

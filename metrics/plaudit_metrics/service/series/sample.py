@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from plaudit_metrics.monitoring.rules import LEAST_SAMPLES
@@ -19,11 +18,9 @@ from plaudit_metrics.service.series.collectors import (
     SandboxSeries,
     ToolSeries,
 )
-from plaudit_metrics.statistics.columns import SampleColumns
+from plaudit_metrics.statistics.columns import Flags, SampleColumns
 from plaudit_metrics.statistics.stages import STAGES, BatchHistogram, group_stage_seconds, sample_stage_seconds
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord
-
-Flags = NDArray[np.bool_]
 
 _MISMATCH_BUCKETS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 _TOKEN_BUCKETS = tuple(float(1 << power) for power in range(4, 18))
