@@ -153,7 +153,7 @@ def escape_probability(steps: Iterable[Mapping[str, float]]) -> float | None:
     without a score. Where few samples have none, chance gives that in less than half of the steps, so the test errs on
     the quiet side. Whole steps count, because one outage takes many samples at once.
     """
-    known = [step[LONGEST] - step[OTHERS] for step in steps if LONGEST in step][-WINDOW_STEPS:]
+    known = [step[LONGEST] - step[OTHERS] for step in steps if {LONGEST, OTHERS} <= step.keys()][-WINDOW_STEPS:]
     if len(known) < WINDOW_STEPS:
         return None
     return ups_by_chance(sum(value > 0 for value in known), sum(value != 0 for value in known))

@@ -52,7 +52,7 @@ _STRETCH_OF_UPTIME_S = 600.0
 _COLUMNS = (
     ("step", "step", 6, "{:.0f}"),
     ("reward", "reward/mean", 8, "{:z.3f}"),
-    ("no score", "reward_pipeline/masked_share", 10, "{:.0%}"),
+    ("no score", "reward_pipeline/masked_share", 10, "{:.1%}"),
     ("staleness", "reward_pipeline/staleness/mean", 10, "{:.2f}"),
     ("step s", "step_s", 8, "{:.2f}"),
     ("exposed reward s", "exposed_reward_s", 17, "{:.2f}"),
