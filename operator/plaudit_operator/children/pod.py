@@ -19,8 +19,8 @@ from plaudit_job.spec.pod import PodSpec, TopologySpec
 from plaudit_job.spec.section import SecretKey
 from plaudit_operator import names
 from plaudit_operator.children import job_config
-from plaudit_operator.children.context import Frozen, JobContext, Manifest, Templates
-from plaudit_operator.runtime.kinds import DEPLOYMENT, PDB, POD_GROUP, SERVICE
+from plaudit_operator.children.context import Frozen, JobContext, Manifest
+from plaudit_operator.runtime.kinds import DEPLOYMENT, PDB, SERVICE
 
 HOME = "/home/plaudit"
 SECRETS_FOLDER = "/run/plaudit/secrets"
@@ -73,6 +73,7 @@ class RolePod:
     role: str
     image: str
     command: list[str]
+    """Empty for the image's own."""
     pod: PodSpec
     environment: dict[str, Any] = field(default_factory=dict)
     """Value or ``valueFrom`` object by name."""
@@ -187,11 +188,12 @@ def _container(context: JobContext, process: RolePod) -> Manifest:
         **restricted_container(context),
         "name": process.role,
         "image": process.pod.image or process.image,
-        "command": process.command,
         "env": _environment(context, process),
         "resources": _resources(process, context.platform.gpu_resource),
         "volumeMounts": _mounts(context, process),
     }
+    if process.command:
+        container["command"] = process.command
     if process.pod.env_from:
         container["envFrom"] = process.pod.env_from
     if process.ports:
@@ -412,46 +414,21 @@ def spread(context: JobContext, role: str) -> Manifest:
     return {"topologySpreadConstraints": [constraint]}
 
 
-_GROUPED_ROLES = ("trainer", "rollout", "model", "redis")
-
-
-def _group_sizes(context: JobContext) -> dict[str, int]:
-    """Return the number of pods of each member of the group, by child."""
-    spec = context.spec
-    models = {f"model/{scorer.name}": scorer.served.replicas for scorer in spec.reward.scorers if scorer.served}
-    redis = {} if spec.transport.url else {"redis": 1}
-    groups = spec.rollout.by_group.items()
-    rollouts = {
-        f"rollout/{name}" if name else "rollout": each.replicas * each.pods_per_replica for name, each in groups
-    }
-    return {"trainer": spec.trainer.pods, **rollouts, **models, **redis}
-
-
 def is_member(template: Manifest) -> bool:
     """Return True if the pods of a frozen template belong to the job's group."""
     return "schedulingGroup" in template["spec"] or names.KUEUE_GROUP in template["metadata"]["labels"]
 
 
-def pod_groups(context: JobContext, templates: Templates) -> list[Manifest]:
-    """Return the PodGroup of a gang (KEP-4671). Its count is immutable, and so are replicas of rollouts.
-
-    The trainer's next attempt and the replacement of a rollout join it again: running pods count.
-    """
-    if context.spec.scheduling.gang == "none":
-        return []
-    # Of the templates as frozen: the operator that froze them may have left other roles outside.
-    count = sum(pods for child, pods in _group_sizes(context).items() if is_member(templates[child]["template"]))
-    spec = {"schedulingPolicy": {"gang": {"minCount": count}}}
-    return [context.manifest(POD_GROUP, context.metadata(context.run, "gang"), spec)]
-
-
 def _group_membership(context: JobContext, role: str) -> Manifest:
     """Return the fields by which a pod template joins the job's group; empty for roles outside it."""
-    scheduling = context.spec.scheduling
-    if role not in _GROUPED_ROLES or not scheduling.whole:
+    spec, scheduling = context.spec, context.spec.scheduling
+    if not names.ROLES[role].grouped or not scheduling.whole:
         return {}
     if scheduling.gang == "native":
         return {"spec": {"schedulingGroup": {"podGroupName": context.run}}}
+    rollouts = sum(each.replicas * each.pods_per_replica for each in spec.rollout.by_group.values())
+    models = sum(scorer.served.replicas for scorer in spec.reward.scorers if scorer.served)
+    count = spec.trainer.pods + rollouts + models + (0 if spec.transport.url else 1)
     # Kueue's webhook would set this gate too. Without Kueue in the cluster, it keeps the job from bypassing its queue.
     return {
         "metadata": {
@@ -461,7 +438,7 @@ def _group_membership(context: JobContext, role: str) -> Manifest:
                 names.KUEUE_GROUP: context.run,
             },
             "annotations": {
-                names.KUEUE_COUNT: str(sum(_group_sizes(context).values())),
+                names.KUEUE_COUNT: str(count),
                 names.KUEUE_PARENT: f"{names.GROUP}/rljob",
                 names.KUEUE_SERVING: "true",
             },
@@ -494,15 +471,14 @@ def deployment(
 
 
 def service(
-    context: JobContext, name: str, role: str, ports: dict[str, int], *, headless: bool = False, **labels: str
+    context: JobContext, name: str, role: str, ports: Mapping[str, int], fields: Manifest, **labels: str
 ) -> Manifest:
-    """Return a Service that selects the pods of a role with these labels."""
+    """Return a Service, with further fields of its spec, that selects the pods of a role with these labels."""
     spec: Manifest = {
         "selector": {**context.labels(role), **labels},
         "ports": [{"name": key, "port": port, "targetPort": port} for key, port in ports.items()],
+        **fields,
     }
-    if headless:
-        spec["clusterIP"] = "None"
     return context.manifest(SERVICE, context.metadata(name, role, **labels), spec)
 
 

@@ -44,9 +44,7 @@ from plaudit_operator.children.context import Frozen, JobContext, Manifest
 from plaudit_operator.children.pod import (
     SECRETS_FOLDER,
     RolePod,
-    deployment,
     http_probe,
-    pod_template,
     service,
     spread,
 )
@@ -76,18 +74,16 @@ _SANDBOXES_TOKEN = "token"  # noqa: S105
 _HEALTH_PORT = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
 _POD_NAME = {"fieldRef": {"fieldPath": "metadata.name"}}
 _POD_ADDRESS = {"fieldRef": {"fieldPath": "status.podIP"}}
+OF_RANKS: Manifest = {"clusterIP": "None", "publishNotReadyAddresses": True}
+"""Fields of a Service that gives the pods of ranks DNS names, even before they are ready."""
 _RANK = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
 """The number of a pod in its Indexed Job."""
 
 
-def _rolling(*, surge: int, unavailable: int) -> Manifest:
-    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
-
-
-def environment_template(context: JobContext, server: EnvironmentServerSpec) -> Manifest:
-    """Return the pod template of one environment."""
+def environment_pod(context: JobContext, server: EnvironmentServerSpec) -> RolePod:
+    """Return the pods of one environment."""
     path = server.readiness.path
-    process = RolePod(
+    return RolePod(
         role=ENVIRONMENT_ROLE,
         image=server.image or context.settings.images.worker,
         command=list(server.command),
@@ -99,10 +95,6 @@ def environment_template(context: JobContext, server: EnvironmentServerSpec) -> 
         joins_run=False,
         labels=environment_labels(server),
     )
-    template = pod_template(context, process)
-    if not server.command:
-        template["spec"]["containers"][0].pop("command", None)  # the image's own
-    return template
 
 
 def environment_labels(server: EnvironmentServerSpec) -> dict[str, str]:
@@ -115,22 +107,20 @@ def environment_object(context: JobContext, server: EnvironmentServerSpec) -> st
     return context.role_object(f"env-{server.name}")
 
 
+def environment_service(server: EnvironmentServerSpec) -> Manifest:
+    """Return the fields of its Service that keep each client on one server; empty if none is asked for."""
+    if server.session_affinity != "clientIP":
+        return {}
+    kept = {"clientIP": {"timeoutSeconds": _CLIENT_KEPT_S}}
+    return {"sessionAffinity": "ClientIP", "sessionAffinityConfig": kept}
+
+
 def environment_variables(context: JobContext) -> dict[str, str]:
     """Return the variables with the URLs, for the processes that run agents and scorers."""
     return {
         server.variable: f"http://{environment_object(context, server)}.{context.namespace}.svc:{server.port}"
         for server in context.spec.environments
     }
-
-
-def environment_manifests(context: JobContext, server: EnvironmentServerSpec, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment and Service of one environment."""
-    name, separate = environment_object(context, server), environment_labels(server)
-    reached = service(context, name, ENVIRONMENT_ROLE, {"http": server.port}, headless=False, **separate)
-    if server.session_affinity == "clientIP":
-        kept = {"clientIP": {"timeoutSeconds": _CLIENT_KEPT_S}}
-        reached["spec"] |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": kept}
-    return [deployment(context, name, ENVIRONMENT_ROLE, frozen, _rolling(surge=1, unavailable=1), **separate), reached]
 
 
 def has_gateway(context: JobContext) -> bool:
@@ -142,8 +132,8 @@ def has_gateway(context: JobContext) -> bool:
     return not context.spec.trains and (not templates or GATEWAY_ROLE in templates)
 
 
-def gateway_template(context: JobContext) -> Manifest:
-    """Return the pod template of the gateways."""
+def gateway_pod(context: JobContext) -> RolePod:
+    """Return the pods of the gateways."""
     gateway = context.spec.reward.gateway
     secret_name = gateway.token_secret or names.gateway_secret(context.name, context.run_uid)
     token = gateway.canary.service.token_secret if gateway.canary else None
@@ -151,7 +141,7 @@ def gateway_template(context: JobContext) -> Manifest:
     # no part of its revision, so its other pods stay.
     own = gateway_settings(context)
     settings = {names.LABEL_GATEWAY_SETTINGS: digest(own)[:_DIGITS]} if context.revision and own else {}
-    process = RolePod(
+    return RolePod(
         role=GATEWAY_ROLE,
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_workers.gateway"],
@@ -174,7 +164,6 @@ def gateway_template(context: JobContext) -> Manifest:
         extra_volumes=({"name": "tokens", "secret": {"secretName": secret_name, "defaultMode": 0o440}},),
         extra_mounts=({"name": "tokens", "mountPath": TOKENS_FOLDER, "readOnly": True},),
     )
-    return pod_template(context, process)
 
 
 def token_secrets(context: JobContext, role: str) -> set[str]:
@@ -191,30 +180,18 @@ def gateway_settings(context: JobContext) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name != "replicas"}
 
 
-def gateway_manifests(context: JobContext, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment and Service of the gateways."""
-    name, strategy = context.role_object(GATEWAY_ROLE), _rolling(surge=1, unavailable=0)
-    return [
-        deployment(context, name, GATEWAY_ROLE, frozen, strategy),
-        service(context, name, GATEWAY_ROLE, {"http": names.GATEWAY_PORT}),
-    ]
-
-
-def makes_gateway_secret(context: JobContext) -> bool:
-    """Return True if the operator makes the Secret with the callers' tokens."""
-    return has_gateway(context) and not context.spec.reward.gateway.token_secret
-
-
-def gateway_secret(context: JobContext) -> Manifest:
-    """Return the Secret with the token of one caller, created once; a person may add keys for further callers."""
+def gateway_created_once(context: JobContext) -> list[Manifest]:
+    """Return the Secret with the token of one caller, unless the user names one; a person may add further callers."""
+    if context.spec.reward.gateway.token_secret:
+        return []
     metadata = context.metadata(names.gateway_secret(context.name, context.run_uid), GATEWAY_ROLE)
     data = {FIRST_CALLER: secrets.token_urlsafe(32)}
-    return context.manifest(SECRET, metadata, type="Opaque", stringData=data)
+    return [context.manifest(SECRET, metadata, type="Opaque", stringData=data)]
 
 
-def metrics_template(context: JobContext) -> Manifest:
-    """Return the pod template of the metrics service."""
-    process = RolePod(
+def metrics_pod(context: JobContext) -> RolePod:
+    """Return the pods of the metrics service."""
+    return RolePod(
         role=METRICS_ROLE,
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_metrics"],
@@ -229,16 +206,6 @@ def metrics_template(context: JobContext) -> Manifest:
         liveness=http_probe("/healthz", "metrics"),
         grace_s=15,
     )
-    return pod_template(context, process)
-
-
-def metrics_manifests(context: JobContext, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment and Service of the metrics service."""
-    name = context.role_object(METRICS_ROLE)
-    return [
-        deployment(context, name, METRICS_ROLE, frozen, {"type": "Recreate"}),
-        service(context, name, METRICS_ROLE, {"metrics": names.METRICS_PORT}),
-    ]
 
 
 def metrics_address(name: str, namespace: str) -> str:
@@ -246,8 +213,8 @@ def metrics_address(name: str, namespace: str) -> str:
     return f"http://{names.role_object(name, METRICS_ROLE)}.{namespace}.svc:{names.METRICS_PORT}"
 
 
-def model_template(context: JobContext, scorer: ScorerSpec) -> Manifest:
-    """Return the pod template of one scorer's servers."""
+def model_pod(context: JobContext, scorer: ScorerSpec) -> RolePod:
+    """Return the pods of one scorer's servers."""
     model, storage = scorer.served, context.spec.storage
     assert model is not None
     with_gpu = model.pod.uses_gpus(context.platform.gpu_resource)
@@ -263,7 +230,7 @@ def model_template(context: JobContext, scorer: ScorerSpec) -> Manifest:
     if storage.claim_name and not model.sleep_during_updates:  # a process that joins the run has the volume already
         volumes = ({"name": "run", "persistentVolumeClaim": {"claimName": storage.claim_name}},)
         mounts = ({"name": "run", "mountPath": storage.mount_path},)
-    process = RolePod(
+    return RolePod(
         role=MODEL_ROLE,
         image=context.settings.images.gpu,
         command=["python3", *command],
@@ -278,7 +245,6 @@ def model_template(context: JobContext, scorer: ScorerSpec) -> Manifest:
         extra_volumes=volumes,
         extra_mounts=mounts,
     )
-    return pod_template(context, process)
 
 
 def model_object(context: JobContext, scorer: ScorerSpec) -> str:
@@ -311,17 +277,8 @@ def written_model(context: JobContext, scorer: ScorerSpec) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", section)
 
 
-def model_manifests(context: JobContext, scorer: ScorerSpec, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment and Service of one scorer's servers."""
-    name, separate = model_object(context, scorer), model_labels(context, scorer)
-    return [
-        deployment(context, name, MODEL_ROLE, frozen, _rolling(surge=0, unavailable=1), **separate),
-        service(context, name, MODEL_ROLE, {"model": names.MODEL_PORT}, headless=True, **separate),
-    ]
-
-
-def reward_template(context: JobContext) -> Manifest:
-    """Return the pod template of the reward workers."""
+def reward_pod(context: JobContext) -> RolePod:
+    """Return the pods of the reward workers."""
     environment = {**_HEALTH_PORT, **environment_variables(context)}
     if context.revision:
         environment["PLAUDIT_SCORING_VERSION"] = context.revision
@@ -332,7 +289,7 @@ def reward_template(context: JobContext) -> Manifest:
     }
     if servers:
         environment["PLAUDIT_MODEL_SERVERS"] = json.dumps(servers)
-    process = RolePod(
+    return RolePod(
         role=REWARD_ROLE,
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_workers.scoring"],
@@ -346,14 +303,6 @@ def reward_template(context: JobContext) -> Manifest:
         secrets=(*(secret for _, secret in reward_secrets(context.spec.reward)), *_sandboxes_secrets(context)),
         labels=context.uses_labels,
     )
-    return pod_template(context, process)
-
-
-def reward_manifests(context: JobContext, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment of the reward workers."""
-    # The workers of a service's last revision score until those of the new one are ready.
-    strategy = _rolling(surge=1, unavailable=0 if context.revision else 1)
-    return [deployment(context, context.role_object(REWARD_ROLE), REWARD_ROLE, frozen, strategy)]
 
 
 @dataclass(frozen=True)
@@ -387,8 +336,8 @@ def rollout_groups(context: JobContext) -> list[RolloutGroup]:
     return [RolloutGroup(name, spec) for name, spec in groups.items()]
 
 
-def rollout_template(context: JobContext, group: RolloutGroup) -> Manifest:
-    """Return the pod template of a group; ``rollout_job`` adds the fields of one attempt."""
+def rollout_pod(context: JobContext, group: RolloutGroup) -> RolePod:
+    """Return the pods of a group; ``rollout_job`` adds the fields of one attempt."""
     environment: dict[str, Any] = {
         **_HEALTH_PORT,
         **environment_variables(context),
@@ -407,7 +356,7 @@ def rollout_template(context: JobContext, group: RolloutGroup) -> Manifest:
         environment["PLAUDIT_EXIT_WHEN_STOPPED"] = str(names.EXIT_STOPPED)
         fields = {"subdomain": context.role_object(ROLLOUT_ROLE)}
     images = context.settings.images
-    process = RolePod(
+    return RolePod(
         role=ROLLOUT_ROLE,
         image=images.gpu if group.spec.engine.kind == "vllm" else images.worker,
         command=["python3", "-m", "plaudit_workers.rollout"],
@@ -422,25 +371,14 @@ def rollout_template(context: JobContext, group: RolloutGroup) -> Manifest:
         pod_fields=fields,
         labels=group.labels,
     )
-    return pod_template(context, process)
-
-
-def rollout_manifests(context: JobContext, group: RolloutGroup, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment of a group; none for replicas of several pods.
-
-    An update of it never runs more pods than there are GPUs for.
-    """
-    if group.spans_pods:
-        return []
-    name, strategy = names.rollout_object(context.name, group.name), _rolling(surge=0, unavailable=1)
-    return [deployment(context, name, ROLLOUT_ROLE, frozen, strategy, **group.labels)]
 
 
 def rollout_service(context: JobContext) -> list[Manifest]:
     """Return the Service that gives the pods of replicas DNS names, even before they are ready; none without them."""
     if not any(group.spans_pods for group in rollout_groups(context)):
         return []
-    return [_service_of_ranks(context, ROLLOUT_ROLE, {"replica": names.REPLICA_PORT})]
+    name, ports = context.role_object(ROLLOUT_ROLE), {"replica": names.REPLICA_PORT}
+    return [service(context, name, ROLLOUT_ROLE, ports, OF_RANKS)]
 
 
 def rollout_job(
@@ -455,17 +393,14 @@ def rollout_job(
     return _indexed_job(context, metadata, template, group.spec.pods_per_replica, suspend=suspend)
 
 
-def sandboxes_template(context: JobContext) -> Manifest:
-    """Return the pod template of the broker of machines, the only pod of the job that may make pods."""
+def sandboxes_pod(context: JobContext) -> RolePod:
+    """Return the pods of the broker of machines, the only ones of the job that may make pods."""
     resources = ResourcesSpec(requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "2Gi"})
-    process = RolePod(
+    return RolePod(
         role=SANDBOXES_ROLE,
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_workers.sandboxes"],
-        pod=PodSpec(
-            service_account_name=context.role_object(SANDBOXES_ROLE),
-            resources=resources,
-        ),
+        pod=PodSpec(service_account_name=context.role_object(SANDBOXES_ROLE), resources=resources),
         environment={
             **_HEALTH_PORT,
             "PLAUDIT_SANDBOXES_HOST": _ALL_ADDRESSES,
@@ -480,21 +415,12 @@ def sandboxes_template(context: JobContext) -> Manifest:
         grace_s=60,
         secrets=_sandboxes_secrets(context),
     )
-    return pod_template(context, process)
 
 
-def sandboxes_manifests(context: JobContext, frozen: Frozen, *, rests: bool) -> list[Manifest]:
-    """Return the Deployment of the broker, its Service and its service account.
-
-    The machines belong to the broker's ReplicaSet. So a job that ``rests`` has no Deployment, not one without pods:
-    its machines go with it at once, whatever became of the broker.
-    """
-    name = context.role_object(SANDBOXES_ROLE)
-    return [
-        context.manifest(SERVICE_ACCOUNT, context.metadata(name, SANDBOXES_ROLE), automountServiceAccountToken=False),
-        *([] if rests else [deployment(context, name, SANDBOXES_ROLE, frozen, {"type": "Recreate"})]),
-        service(context, name, SANDBOXES_ROLE, {"http": names.SANDBOXES_PORT}),
-    ]
+def sandboxes_account(context: JobContext, _: Frozen) -> list[Manifest]:
+    """Return the service account of the broker."""
+    metadata = context.metadata(context.role_object(SANDBOXES_ROLE), SANDBOXES_ROLE)
+    return [context.manifest(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)]
 
 
 def sandboxes_created_once(context: JobContext) -> list[Manifest]:
@@ -534,8 +460,8 @@ def _sandboxes_token_file(context: JobContext) -> str:
     return f"{SECRETS_FOLDER}/{names.sandboxes_objects(context.name, context.run_uid)}/{_SANDBOXES_TOKEN}"
 
 
-def trainer_template(context: JobContext) -> Manifest:
-    """Return the pod template of the trainer; ``trainer_job`` adds the fields of one attempt."""
+def trainer_pod(context: JobContext) -> RolePod:
+    """Return the pods of the trainer; ``trainer_job`` adds the fields of one attempt."""
     trainer = context.spec.trainer
     ranks_per_pod = min(trainer.ranks, trainer.ranks_per_pod)
     environment: dict[str, Any] = {
@@ -553,7 +479,7 @@ def trainer_template(context: JobContext) -> Manifest:
         else:
             environment["LOCAL_WORLD_SIZE"] = str(ranks_per_pod)
             command = ["python3", "-m", "plaudit_workers.launch.ranks"]
-    process = RolePod(
+    return RolePod(
         role=TRAINER_ROLE,
         image=context.settings.images.gpu,
         command=command,
@@ -565,14 +491,6 @@ def trainer_template(context: JobContext) -> Manifest:
         secrets=_sandboxes_secrets(context),
         pod_fields={"subdomain": context.role_object(TRAINER_ROLE)} if trainer.ranks > 1 else {},
     )
-    return pod_template(context, process)
-
-
-def trainer_service(context: JobContext) -> list[Manifest]:
-    """Return the Service that gives the ranks' pods DNS names, even before they are ready; none for a single rank."""
-    if context.spec.trainer.ranks == 1:
-        return []
-    return [_service_of_ranks(context, TRAINER_ROLE, {"rendezvous": names.RENDEZVOUS_PORT})]
 
 
 def trainer_job(context: JobContext, template: Manifest, attempt: int, *, suspend: bool) -> Manifest:
@@ -615,9 +533,3 @@ def _indexed_job(context: JobContext, metadata: Manifest, template: Manifest, po
         "template": template,
     }
     return context.manifest(JOB, metadata, spec)
-
-
-def _service_of_ranks(context: JobContext, role: str, ports: dict[str, int]) -> Manifest:
-    found = service(context, context.role_object(role), role, ports, headless=True)
-    found["spec"]["publishNotReadyAddresses"] = True
-    return found

@@ -29,18 +29,9 @@ from plaudit_operator.actions import (
 )
 from plaudit_operator.admission import RefusedJob, digest
 from plaudit_operator.attempts import TrainerAttempt, decide_replicas, exhausted, never_ran, present_attempt
-from plaudit_operator.children import transport
+from plaudit_operator.children.all import Child, children
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.roles import (
-    GATEWAY_ROLE,
-    SANDBOXES_ROLE,
-    gateway_secret,
-    makes_gateway_secret,
-    rollout_groups,
-    rollout_job,
-    sandboxes_created_once,
-    trainer_job,
-)
+from plaudit_operator.children.roles import rollout_groups, rollout_job, trainer_job
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, owner_uid
 from plaudit_operator.planning.rendering import Rendering, rendering
@@ -190,22 +181,20 @@ def _next_attempt(rendered: Rendering, observed: Observed, attempt: TrainerAttem
 
 def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     context = rendered.context
-    if transport.managed(context) and not observed.child("StatefulSet", context.role_object("redis")):
-        yield Create(transport.secret(context), first=True)
-    if makes_gateway_secret(context) and not observed.child("Deployment", context.role_object(GATEWAY_ROLE)):
-        yield Create(gateway_secret(context), first=True)
-    if context.spec.has_broker and _lacks(observed, rendered, context.role_object(SANDBOXES_ROLE)):
-        yield from (Create(manifest, first=True) for manifest in sandboxes_created_once(context))
+    for child in children(context):
+        if _lacks(observed, rendered, child):
+            yield from (Create(manifest, first=True) for manifest in child.created_once(context))
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, outliving_trainer(manifest, observed))
     yield from _obsolete(observed, rendered.manifests, context.revision)
     yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
 
 
-def _lacks(observed: Observed, rendered: Rendering, deployment: str) -> bool:
-    """Return True if a Deployment is wanted and missing: what only its pods need may be missing too."""
-    wanted = (("Deployment", deployment) == (each["kind"], each["metadata"]["name"]) for each in rendered.manifests)
-    return any(wanted) and not observed.child("Deployment", deployment)
+def _lacks(observed: Observed, rendered: Rendering, child: Child) -> bool:
+    """Return True if the owner of its pods is wanted and missing: what only these need may be missing too."""
+    owner = child.kind, child.owner
+    wanted = (owner == (each["kind"], each["metadata"]["name"]) for each in rendered.manifests)
+    return not observed.child(*owner) and any(wanted)
 
 
 def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Iterator[Action]:

@@ -201,7 +201,7 @@ def _thawed(observed: Observed, data: Mapping[str, str], settings: OperatorSetti
     if not started and not any(has_run(pod) for pods in own.values() for pod in pods):
         return frozenset(templates)
     lacking = {child for child, pods in own.items() if any(map(lacks_image, pods)) and not any(map(has_run, pods))}
-    return frozenset(lacking - set(job_config.REVISED_ROLES) if served else lacking)
+    return frozenset(lacking - set(names.REVISED_ROLES) if served else lacking)
 
 
 def _served(observed: Observed) -> str:

@@ -15,15 +15,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plaudit_job.spec.pod import GPU, PodSpec
+from plaudit_job.spec.pod import GPU
 from plaudit_operator import names
 from plaudit_operator.actions import EmitEvent
 from plaudit_operator.admission import RefusedJob, lost_nulls
 from plaudit_operator.attempts import group_of, replica_of
 from plaudit_operator.children import transport
+from plaudit_operator.children.all import children
 from plaudit_operator.children.context import JobContext
-from plaudit_operator.children.job_config import REVISED_ROLES
-from plaudit_operator.children.roles import ROLLOUT_ROLE, has_gateway, rollout_groups
+from plaudit_operator.children.roles import ROLLOUT_ROLE, has_gateway
 from plaudit_operator.names import NEEDED, ConditionType, Reason
 from plaudit_operator.observed import (
     AWAITS_FINALIZER,
@@ -75,6 +75,8 @@ _LOST = (
     "--server-side"
 )
 _ANY_POD = "the role's pod"
+_WITH_GPUS = ("trainer", "rollout", "reward", "model")
+"""Roles whose GPUs cost."""
 _EVENT_TYPES = {
     (ConditionType.SPEC_VALID, "True"): "Normal",
     (ConditionType.SPEC_VALID, "False"): "Warning",
@@ -339,19 +341,13 @@ def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest)
 
 def _held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
     """Return the GPUs that each role holds now; roles whose pods ask for none are left out."""
-    spec, templates = context.spec, context.admitted.templates
-    pods: dict[str, PodSpec] = {"reward": spec.reward.workers.pod}
-    if spec.trains:
-        pods["trainer"] = spec.trainer.pod
-    pods |= {group.child: group.spec.pod for group in rollout_groups(context)}
-    for scorer in spec.reward.model_scorers:
-        assert scorer.served is not None
-        pods[f"model/{scorer.name}"] = scorer.served.pod
     held = {}
-    for role, pod in pods.items():
-        each = _gpus(templates.get(role) or {}, pod.gpu_resource or context.platform.gpu_resource)
-        if each:
-            held[role] = each * sum(is_scheduled(held_by) and not is_over(held_by) for held_by in _pods(observed, role))
+    for child in children(context):
+        frozen = context.admitted.templates.get(child.name) or {}
+        each = _gpus(frozen, child.pod.gpu_resource or context.platform.gpu_resource)
+        if each and child.role in _WITH_GPUS:
+            pods = _pods(observed, child.name)
+            held[child.name] = each * sum(is_scheduled(pod) and not is_over(pod) for pod in pods)
     return held
 
 
@@ -402,7 +398,7 @@ def _rolled_out(
     served = before == "True" and observed.status.get("revision") == context.revision
     if suspended and not served:
         return Condition.of(ConditionType.ROLLED_OUT, False, *_RESTS["suspended"])
-    deployments = {role: observed.child("Deployment", context.role_object(role)) for role in REVISED_ROLES}
+    deployments = {role: observed.child("Deployment", context.role_object(role)) for role in names.REVISED_ROLES}
     deployments = {role: found for role, found in deployments.items() if role in roles}
     behind = {
         role: found
