@@ -11,7 +11,7 @@ neither: reward workers start once the group is scheduled (``policies.awaited``)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from plaudit_job.spec.section import SecretKey
 from plaudit_operator import names
 from plaudit_operator.children import job_config
 from plaudit_operator.children.context import Frozen, JobContext, Manifest
-from plaudit_operator.runtime.kinds import DEPLOYMENT, PDB, SERVICE
+from plaudit_operator.runtime.kinds import DEPLOYMENT, JOB, PDB, SERVICE, Kind
 
 HOME = "/home/plaudit"
 SECRETS_FOLDER = "/run/plaudit/secrets"
@@ -94,6 +94,89 @@ class RolePod:
     extra_volumes: tuple[Manifest, ...] = ()
     extra_mounts: tuple[Manifest, ...] = ()
     init_containers: tuple[Manifest, ...] = ()
+
+
+RECREATED: Manifest = {"revisionHistoryLimit": 2, "strategy": {"type": "Recreate"}}
+"""Fields of the spec of a Deployment whose pods end before others start."""
+
+
+def rolled(*, surge: int, unavailable: int) -> Manifest:
+    """Return fields of the spec of a Deployment: how many pods it may have more than wanted, and fewer."""
+    rolling = {"maxSurge": surge, "maxUnavailable": unavailable}
+    return {**RECREATED, "strategy": {"type": "RollingUpdate", "rollingUpdate": rolling}}
+
+
+@dataclass(frozen=True)
+class Child:
+    """Describe the pods of one template, and the objects around them."""
+
+    context: JobContext
+    role: str
+    """One of ``names.ROLES``."""
+    inputs: Any
+    """The part of the spec that its template is rendered from, as the user wrote it, without the number of pods."""
+    process: Callable[[JobContext], RolePod]
+    part: str = ""
+    """Name of the rollout group, scorer or environment; empty if the job has one child of the role."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that separate its pods from others of the role."""
+    object: str = ""
+    """Name of its objects, if it is not that of the role."""
+    generation: str = ""
+    """In a RewardService, stands for the digest of ``inputs``."""
+    kind: Kind = DEPLOYMENT
+    """Of what owns its pods. Jobs follow each other (``attempts.py``)."""
+    spec: Manifest = field(default_factory=lambda: RECREATED)
+    """Further fields of the spec of a Deployment or StatefulSet, without ``replicas``: these are set at its creation,
+    and then through the scale subresource."""
+    replicas: int | None = 1
+    """While the job runs; None if an autoscaler sets them."""
+    pods_per_replica: int = 1
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Of its Service; without any it has none."""
+    service: Manifest = field(default_factory=dict)
+    """Further fields of the Service's spec."""
+    others: tuple[Manifest, ...] = ()
+    """Its further objects."""
+    created_once: Callable[[JobContext], Sequence[Manifest]] = lambda _: ()
+    """Return what is created once, before the owner of its pods."""
+
+    @property
+    def name(self) -> str:
+        """Return the key of its frozen template."""
+        return f"{self.role}/{self.part}" if self.part else self.role
+
+    @property
+    def reported(self) -> str:
+        """Return the name of its entry in the status, which rollouts of all groups share."""
+        reported = names.ROLES[self.role].reported
+        return self.name if "/" in reported else reported or self.role
+
+    @property
+    def owner(self) -> str:
+        """Return the name of what owns its pods; those of Jobs begin with it."""
+        return self.object or self.context.role_object(self.role)
+
+    @property
+    def pods(self) -> int:
+        """Return the number of its pods while the job runs; 0 if an autoscaler sets it."""
+        return (self.replicas or 0) * self.pods_per_replica
+
+    def template(self) -> Manifest:
+        """Render its pod template anew."""
+        return pod_template(self.context, self.process(self.context))
+
+    def manifests(self, frozen: Frozen) -> Iterator[Manifest]:
+        """Yield its objects, except for Jobs and what is created once."""
+        if self.kind is not JOB:
+            selector = {**self.context.labels(self.role), **self.labels}
+            metadata = self.context.metadata(self.owner, self.role, **self.labels)
+            metadata["annotations"] = {names.INPUTS: frozen["inputs"]}
+            spec = {"selector": {"matchLabels": selector}, "template": frozen["template"], **self.spec}
+            yield self.context.manifest(self.kind, metadata, spec)
+        if self.ports:
+            yield service(self.context, self.owner, self.role, self.ports, self.service, **self.labels)
+        yield from self.others
 
 
 def pod_template(context: JobContext, process: RolePod) -> Manifest:
@@ -452,33 +535,12 @@ def http_probe(path: str, port: str) -> Manifest:
     return {"httpGet": {"path": path, "port": port}}
 
 
-def deployment(
-    context: JobContext, name: str, role: str, frozen: Frozen, strategy: Manifest, **labels: str
-) -> Manifest:
-    """Return a Deployment without ``replicas``, which are set at creation and then through the scale subresource.
-
-    The labels separate its pods from others of the role.
-    """
-    metadata = context.metadata(name, role, **labels)
-    metadata["annotations"] = {names.INPUTS: frozen["inputs"]}
-    spec = {
-        "selector": {"matchLabels": {**context.labels(role), **labels}},
-        "revisionHistoryLimit": 2,
-        "strategy": strategy,
-        "template": frozen["template"],
-    }
-    return context.manifest(DEPLOYMENT, metadata, spec)
-
-
 def service(
     context: JobContext, name: str, role: str, ports: Mapping[str, int], fields: Manifest, **labels: str
 ) -> Manifest:
     """Return a Service, with further fields of its spec, that selects the pods of a role with these labels."""
-    spec: Manifest = {
-        "selector": {**context.labels(role), **labels},
-        "ports": [{"name": key, "port": port, "targetPort": port} for key, port in ports.items()],
-        **fields,
-    }
+    listed = [{"name": key, "port": port, "targetPort": port} for key, port in ports.items()]
+    spec = {"selector": {**context.labels(role), **labels}, "ports": listed, **fields}
     return context.manifest(SERVICE, context.metadata(name, role, **labels), spec)
 
 

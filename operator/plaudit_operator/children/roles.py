@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from plaudit_job.processes import (
@@ -40,9 +39,10 @@ from plaudit_job.spec.section import SecretKey
 from plaudit_operator import names
 from plaudit_operator.admission import digest
 from plaudit_operator.attempts import ReplicaAttempt
-from plaudit_operator.children.context import Frozen, JobContext, Manifest
+from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.pod import (
     SECRETS_FOLDER,
+    Child,
     RolePod,
     http_probe,
     service,
@@ -115,12 +115,17 @@ def environment_service(server: EnvironmentServerSpec) -> Manifest:
     return {"sessionAffinity": "ClientIP", "sessionAffinityConfig": kept}
 
 
-def environment_variables(context: JobContext) -> dict[str, str]:
-    """Return the variables with the URLs, for the processes that run agents and scorers."""
-    return {
+def _addresses(context: JobContext) -> dict[str, str]:
+    """Return the variables by which processes that run agents and scorers find environments and the job's broker."""
+    found = {
         server.variable: f"http://{environment_object(context, server)}.{context.namespace}.svc:{server.port}"
         for server in context.spec.environments
     }
+    if context.spec.has_broker:
+        host = f"{context.role_object(SANDBOXES_ROLE)}.{context.namespace}.svc"
+        found["PLAUDIT_SANDBOXES_URL"] = f"http://{host}:{names.SANDBOXES_PORT}"
+        found["PLAUDIT_SANDBOXES_TOKEN_FILE"] = _sandboxes_token_file(context)
+    return found
 
 
 def has_gateway(context: JobContext) -> bool:
@@ -279,10 +284,9 @@ def written_model(context: JobContext, scorer: ScorerSpec) -> Mapping[str, Any]:
 
 def reward_pod(context: JobContext) -> RolePod:
     """Return the pods of the reward workers."""
-    environment = {**_HEALTH_PORT, **environment_variables(context)}
+    environment = {**_HEALTH_PORT, **_addresses(context)}
     if context.revision:
         environment["PLAUDIT_SCORING_VERSION"] = context.revision
-    environment |= _sandboxes_environment(context)
     servers = {  # one headless name resolves to all servers of a scorer
         scorer.name: [f"http://{model_object(context, scorer)}.{context.namespace}.svc:{names.MODEL_PORT}"]
         for scorer in context.spec.reward.model_scorers
@@ -305,52 +309,26 @@ def reward_pod(context: JobContext) -> RolePod:
     )
 
 
-@dataclass(frozen=True)
-class RolloutGroup:
-    """Describe the rollout workers of one pod template."""
-
-    name: str
-    """Name of the entry of ``rollout.groups``; empty for a job without groups."""
-    spec: RolloutSpec
-    """``rollout`` as it applies to this group."""
-
-    @property
-    def child(self) -> str:
-        """Return the key of its pod template among the frozen ones."""
-        return f"{ROLLOUT_ROLE}/{self.name}" if self.name else ROLLOUT_ROLE
-
-    @property
-    def spans_pods(self) -> bool:
-        """Return True if a replica has several pods, which hold one copy of the model together."""
-        return self.spec.pods_per_replica > 1
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Return the labels that separate its objects from those of other groups."""
-        return {names.LABEL_ROLLOUT_GROUP: self.name} if self.name else {}
+def rollout_labels(group: str) -> dict[str, str]:
+    """Return the labels that separate the objects of an entry of ``rollout.groups`` from those of others."""
+    return {names.LABEL_ROLLOUT_GROUP: group} if group else {}
 
 
-def rollout_groups(context: JobContext) -> list[RolloutGroup]:
-    """Return the rollout groups of a job; none if it does not train."""
-    groups = context.spec.rollout.by_group if context.spec.trains else {}
-    return [RolloutGroup(name, spec) for name, spec in groups.items()]
+def rollout_pod(context: JobContext, group: str, spec: RolloutSpec) -> RolePod:
+    """Return the pods of a group, whose name is empty in a job without; ``rollout_job`` adds the fields of an attempt.
 
-
-def rollout_pod(context: JobContext, group: RolloutGroup) -> RolePod:
-    """Return the pods of a group; ``rollout_job`` adds the fields of one attempt."""
-    environment: dict[str, Any] = {
-        **_HEALTH_PORT,
-        **environment_variables(context),
-        **_sandboxes_environment(context),
-    }
+    ``spec`` is ``rollout`` as it applies to the group.
+    """
+    environment: dict[str, Any] = {**_HEALTH_PORT, **_addresses(context)}
     ports = {"health": names.HEALTH_PORT}
-    if group.name:
-        environment["PLAUDIT_ROLLOUT_GROUP"] = group.name
+    if group:
+        environment["PLAUDIT_ROLLOUT_GROUP"] = group
     if context.spec.programs_in_pods:
         environment |= {ENDPOINT_HOST_VARIABLE: _POD_ADDRESS, ENDPOINT_PORT_VARIABLE: str(names.ENDPOINT_PORT)}
         ports["endpoint"] = names.ENDPOINT_PORT
     fields: Manifest = {}
-    if group.spans_pods:
+    spans_pods = spec.pods_per_replica > 1
+    if spans_pods:
         environment["PLAUDIT_REPLICA_RANK"] = _RANK
         # A pod that ends well would complete its index: the others would wait for it, and the Job would not fail.
         environment["PLAUDIT_EXIT_WHEN_STOPPED"] = str(names.EXIT_STOPPED)
@@ -358,39 +336,39 @@ def rollout_pod(context: JobContext, group: RolloutGroup) -> RolePod:
     images = context.settings.images
     return RolePod(
         role=ROLLOUT_ROLE,
-        image=images.gpu if group.spec.engine.kind == "vllm" else images.worker,
+        image=images.gpu if spec.engine.kind == "vllm" else images.worker,
         command=["python3", "-m", "plaudit_workers.rollout"],
-        pod=group.spec.pod,
+        pod=spec.pod,
         environment=environment,
         ports=ports,
         probe=http_probe("/readyz", "health"),
         grace_s=60,
-        gpus=group.spec.gpus_per_pod,
-        restart_policy="Never" if group.spans_pods else "Always",
+        gpus=spec.gpus_per_pod,
+        restart_policy="Never" if spans_pods else "Always",
         secrets=_sandboxes_secrets(context),
         pod_fields=fields,
-        labels=group.labels,
+        labels=rollout_labels(group),
     )
 
 
 def rollout_service(context: JobContext) -> list[Manifest]:
-    """Return the Service that gives the pods of replicas DNS names, even before they are ready; none without them."""
-    if not any(group.spans_pods for group in rollout_groups(context)):
+    """Return the Service that gives the pods of replicas DNS names, of all groups; none without replicas of several."""
+    groups = context.spec.rollout.by_group if context.spec.trains else {}
+    if all(each.pods_per_replica == 1 for each in groups.values()):
         return []
-    name, ports = context.role_object(ROLLOUT_ROLE), {"replica": names.REPLICA_PORT}
-    return [service(context, name, ROLLOUT_ROLE, ports, OF_RANKS)]
+    ports = {"replica": names.REPLICA_PORT}
+    return [service(context, context.role_object(ROLLOUT_ROLE), ROLLOUT_ROLE, ports, OF_RANKS)]
 
 
-def rollout_job(
-    context: JobContext, group: RolloutGroup, template: Manifest, attempt: ReplicaAttempt, *, suspend: bool
-) -> Manifest:
-    """Return the Job of one attempt of a replica; ``template`` is the group's frozen pod template."""
-    frozen, name = digest(template), names.rollout_job(context.name, group.name, attempt.replica, attempt.number)
+def rollout_job(child: Child, template: Manifest, attempt: ReplicaAttempt, *, suspend: bool) -> Manifest:
+    """Return the Job of one attempt of a replica; ``template`` is the frozen pod template of its group."""
+    context = child.context
+    frozen, name = digest(template), names.rollout_job(context.name, child.part, attempt.replica, attempt.number)
     labels = {names.LABEL_REPLICA: str(attempt.replica), names.LABEL_ATTEMPT: str(attempt.number)}
     template = _of_attempt(context, template, ROLLOUT_ROLE, name, labels, leader="PLAUDIT_REPLICA_LEADER")
-    metadata = context.metadata(name, ROLLOUT_ROLE, **group.labels, **labels)
+    metadata = context.metadata(name, ROLLOUT_ROLE, **child.labels, **labels)
     metadata["annotations"] = {names.SHORT_ATTEMPTS: str(attempt.short_attempts), names.TEMPLATE: frozen}
-    return _indexed_job(context, metadata, template, group.spec.pods_per_replica, suspend=suspend)
+    return _indexed_job(context, metadata, template, child.pods_per_replica, suspend=suspend)
 
 
 def sandboxes_pod(context: JobContext) -> RolePod:
@@ -417,10 +395,10 @@ def sandboxes_pod(context: JobContext) -> RolePod:
     )
 
 
-def sandboxes_account(context: JobContext, _: Frozen) -> list[Manifest]:
+def sandboxes_account(context: JobContext) -> Manifest:
     """Return the service account of the broker."""
     metadata = context.metadata(context.role_object(SANDBOXES_ROLE), SANDBOXES_ROLE)
-    return [context.manifest(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)]
+    return context.manifest(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)
 
 
 def sandboxes_created_once(context: JobContext) -> list[Manifest]:
@@ -439,17 +417,6 @@ def sandboxes_created_once(context: JobContext) -> list[Manifest]:
     ]
 
 
-def _sandboxes_environment(context: JobContext) -> dict[str, str]:
-    """Return the variables of processes that use the machines of the job's broker."""
-    if not context.spec.has_broker:
-        return {}
-    name = f"{context.role_object(SANDBOXES_ROLE)}.{context.namespace}.svc"
-    return {
-        "PLAUDIT_SANDBOXES_URL": f"http://{name}:{names.SANDBOXES_PORT}",
-        "PLAUDIT_SANDBOXES_TOKEN_FILE": _sandboxes_token_file(context),
-    }
-
-
 def _sandboxes_secrets(context: JobContext) -> tuple[SecretKey, ...]:
     if not context.spec.has_broker:
         return ()
@@ -464,11 +431,7 @@ def trainer_pod(context: JobContext) -> RolePod:
     """Return the pods of the trainer; ``trainer_job`` adds the fields of one attempt."""
     trainer = context.spec.trainer
     ranks_per_pod = min(trainer.ranks, trainer.ranks_per_pod)
-    environment: dict[str, Any] = {
-        "PLAUDIT_EXIT_WHEN_STOPPED": str(names.EXIT_STOPPED),
-        **environment_variables(context),
-        **_sandboxes_environment(context),
-    }
+    environment: dict[str, Any] = {"PLAUDIT_EXIT_WHEN_STOPPED": str(names.EXIT_STOPPED), **_addresses(context)}
     if trainer.weights.transfer == "direct":
         environment["PLAUDIT_WEIGHTS_PORT"] = str(names.WEIGHTS_PORT)
     command = ["python3", "-m", "plaudit_workers.training"]

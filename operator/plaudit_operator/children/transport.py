@@ -6,10 +6,10 @@ import secrets
 
 from plaudit_job.spec.pod import PodSpec
 from plaudit_operator import names
-from plaudit_operator.children.context import Frozen, JobContext, Manifest
+from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.job_config import REDIS_FOLDER, redis_mount, redis_volume, secret_source
 from plaudit_operator.children.pod import RolePod, restricted_container, small_resources
-from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
+from plaudit_operator.runtime.kinds import SECRET
 from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, users
 
 ROLE = "redis"
@@ -98,25 +98,19 @@ def replicas(context: JobContext) -> int:
     return 0 if context.spec.suspend and context.spec.scheduling.whole else 1
 
 
-def stateful_set(context: JobContext, frozen: Frozen) -> list[Manifest]:
-    """Return the StatefulSet."""
-    name = context.role_object(ROLE)
+def stateful_set(context: JobContext) -> Manifest:
+    """Return the fields of the spec of the StatefulSet."""
     transport = context.spec.transport.managed
     claim: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": transport.storage}}}
     if transport.storage_class_name:
         claim["storageClassName"] = transport.storage_class_name
-    metadata = context.metadata(name, ROLE)
-    metadata["annotations"] = {names.INPUTS: frozen["inputs"]}
-    spec = {
-        "serviceName": name,
+    return {
+        "serviceName": context.role_object(ROLE),
         "replicas": replicas(context),
         "podManagementPolicy": "Parallel",
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
-        "selector": {"matchLabels": context.labels(ROLE)},
-        "template": frozen["template"],
         "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
     }
-    return [context.manifest(STATEFUL_SET, metadata, spec)]
 
 
 def created_once(context: JobContext) -> list[Manifest]:

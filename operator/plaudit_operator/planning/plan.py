@@ -29,9 +29,10 @@ from plaudit_operator.actions import (
 )
 from plaudit_operator.admission import RefusedJob, digest
 from plaudit_operator.attempts import TrainerAttempt, decide_replicas, exhausted, never_ran, present_attempt
-from plaudit_operator.children.all import Child, children
+from plaudit_operator.children.all import children
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.roles import rollout_groups, rollout_job, trainer_job
+from plaudit_operator.children.pod import Child
+from plaudit_operator.children.roles import ROLLOUT_ROLE, rollout_job, trainer_job
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, owner_uid
 from plaudit_operator.planning.rendering import Rendering, rendering
@@ -45,7 +46,7 @@ from plaudit_operator.policies import (
     runs_on,
     time_left_s,
 )
-from plaudit_operator.runtime.kinds import CHILDREN
+from plaudit_operator.runtime.kinds import CHILDREN, JOB
 from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.roles import RoleState, role_states
 from plaudit_operator.status.status import (
@@ -192,7 +193,7 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
 
 def _lacks(observed: Observed, rendered: Rendering, child: Child) -> bool:
     """Return True if the owner of its pods is wanted and missing: what only these need may be missing too."""
-    owner = child.kind, child.owner
+    owner = child.kind.kind, child.owner
     wanted = (owner == (each["kind"], each["metadata"]["name"]) for each in rendered.manifests)
     return not observed.child(*owner) and any(wanted)
 
@@ -232,15 +233,15 @@ def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list
     """Return the changes of rollout replicas of several pods, and the seconds until the next pause is over."""
     context, actions, waits = rendered.context, list[Action](), list[float | None]()
     policy = context.spec.lifecycle.failure_policy.backoff
-    for group in rollout_groups(context):
-        if not group.spans_pods:
+    for child in children(context):
+        if child.role != ROLLOUT_ROLE or child.kind is not JOB:
             continue
-        count = 0 if rendered.suspended else group.spec.replicas
-        template = rendered.templates[group.child]["template"]
-        decision = decide_replicas(observed, group.name, digest(template), count, policy, now)
+        count = 0 if rendered.suspended else child.replicas or 0
+        template = rendered.templates[child.name]["template"]
+        decision = decide_replicas(observed, child.part, digest(template), count, policy, now)
         for attempt in decision.starts:
             # The number of an attempt is kept by its Job: the next one is made before the one before is deleted.
-            made = rollout_job(context, group, template, attempt, suspend=attempt.number > 0)
+            made = rollout_job(child, template, attempt, suspend=attempt.number > 0)
             actions.append(Create(made, first=True))
         actions += decision.changes
         waits.append(decision.wait_s)

@@ -10,8 +10,9 @@ from typing import Any
 from plaudit_operator import names
 from plaudit_operator.attempts import TrainerAttempt, replica_of
 from plaudit_operator.children import roles
-from plaudit_operator.children.all import Child, children
+from plaudit_operator.children.all import children
 from plaudit_operator.children.context import JobContext
+from plaudit_operator.children.pod import Child
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import (
     AWAITS_FINALIZER,
@@ -24,6 +25,7 @@ from plaudit_operator.observed import (
 )
 from plaudit_operator.pod_state import held_by, is_over, is_ready, is_running, problem_of, restarts_of, sidecars_left
 from plaudit_operator.policies import awaited, without_pod_name
+from plaudit_operator.runtime.kinds import JOB
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def role_states(
         pods = [pod for pod in observed.pods_of(child.role) if child.labels.items() <= labels(pod).items()]
         if child.role == roles.TRAINER_ROLE:
             state = _of_trainer(child, observed, attempt, pods, now)
-        elif child.kind == "Job":
+        elif child.kind is JOB:
             state = _of_replicas(child, observed, pods, now, suspended=context.spec.suspend)
         else:
             state = _of_workload(child, observed, pods, _least(context, observed, child, created_with), now)
@@ -128,11 +130,11 @@ def _least(context: JobContext, observed: Observed, child: Child, created_with: 
         least = max(int(scaling.provider == "hpa"), scaling.min_replicas)
     if context.spec.suspend or (child.role == roles.REWARD_ROLE and awaited(observed)):  # they start after the group
         least = 0
-    return least if observed.child(child.kind, child.owner) else max(least, created_with(child.owner))
+    return least if observed.child(child.kind.kind, child.owner) else max(least, created_with(child.owner))
 
 
 def _of_workload(child: Child, observed: Observed, pods: list[Object], least: int, now: float) -> RoleState:
-    owner = observed.child(child.kind, child.owner)
+    owner = observed.child(child.kind.kind, child.owner)
     if owner is None:
         return RoleState(child.reported, child.role, least)
     status = owner.get("status") or {}

@@ -343,9 +343,10 @@ def _held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
     """Return the GPUs that each role holds now; roles whose pods ask for none are left out."""
     held = {}
     for child in children(context):
-        frozen = context.admitted.templates.get(child.name) or {}
-        each = _gpus(frozen, child.pod.gpu_resource or context.platform.gpu_resource)
-        if each and child.role in _WITH_GPUS:
+        if child.role not in _WITH_GPUS:
+            continue
+        resource = child.process(context).pod.gpu_resource or context.platform.gpu_resource
+        if each := _gpus(context.admitted.templates.get(child.name) or {}, resource):
             pods = _pods(observed, child.name)
             held[child.name] = each * sum(is_scheduled(pod) and not is_over(pod) for pod in pods)
     return held
