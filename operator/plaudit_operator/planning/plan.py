@@ -29,7 +29,6 @@ from plaudit_operator.actions import (
 )
 from plaudit_operator.admission import RefusedJob, digest
 from plaudit_operator.attempts import TrainerAttempt, decide_replicas, exhausted, never_ran, present_attempt
-from plaudit_operator.children.all import children
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.pod import Child
 from plaudit_operator.children.roles import ROLLOUT_ROLE, rollout_job, trainer_job
@@ -126,7 +125,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
         return Plan(ended_status(observed, ending, now), requeue_after_s=_AFTER_A_COUNT_S)
     if attempt and attempt.verdict in ("failed", "disrupted"):
         return _next_attempt(rendered, observed, attempt, now)
-    roles = role_states(context, observed, attempt, now, rendered.created_with)
+    roles = role_states(context, rendered.children, observed, attempt, now, rendered.created_with)
     lost, next_lost = lost_pods(observed, now)
     replicas, next_replica = _replicas(rendered, observed, now)
     actions = [*_children(rendered, observed), *lost, *replicas, *attempts.restored_sizes(observed)]
@@ -136,7 +135,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
         actions += _trainer_actions(rendered, observed, attempt, pauses=pause_s > 0)
         if pause_s > 0 and not suspended:
             roles["trainer"] = _backing_off(roles["trainer"], observed)
-    report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
+    report = status(context, rendered.children, observed, roles, now, suspended=suspended, waits=rendered.waits)
     wait = earliest(
         next_lost,
         next_replica,
@@ -174,15 +173,16 @@ def _next_attempt(rendered: Rendering, observed: Observed, attempt: TrainerAttem
     counted |= attempts.after_attempt(observed, attempt, policy, now)
     after = replace(observed, job={**observed.job, "status": counted})
     next_attempt = TrainerAttempt(attempt.number + 1, "absent")
-    roles = role_states(context, after, next_attempt, now, rendered.created_with)
+    roles = role_states(context, rendered.children, after, next_attempt, now, rendered.created_with)
     roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
-    report = status(context, after, roles, now, suspended=rendered.suspended, waits=rendered.waits)
+    suspended, waits = rendered.suspended, rendered.waits
+    report = status(context, rendered.children, after, roles, now, suspended=suspended, waits=waits)
     return Plan(report, requeue_after_s=_AFTER_A_COUNT_S)
 
 
 def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     context = rendered.context
-    for child in children(context):
+    for child in rendered.children:
         if _lacks(observed, rendered, child):
             yield from (Create(manifest, first=True) for manifest in child.created_once(context))
     for manifest in rendered.manifests:
@@ -233,7 +233,7 @@ def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list
     """Return the changes of rollout replicas of several pods, and the seconds until the next pause is over."""
     context, actions, waits = rendered.context, list[Action](), list[float | None]()
     policy = context.spec.lifecycle.failure_policy.backoff
-    for child in children(context):
+    for child in rendered.children:
         if child.role != ROLLOUT_ROLE or child.kind is not JOB:
             continue
         count = 0 if rendered.suspended else child.replicas or 0

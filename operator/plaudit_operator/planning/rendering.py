@@ -10,15 +10,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
 import msgspec
 
 from plaudit_operator import names
 from plaudit_operator.admission import Admitted, RefusedJob, admit, digest, unreadable, with_data, without_data
 from plaudit_operator.children import job_config, transport
-from plaudit_operator.children.all import fixed_replicas, frozen_templates, gang_deployments, manifests
+from plaudit_operator.children.all import children, fixed_replicas, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest, Templates
-from plaudit_operator.children.pod import images_of
+from plaudit_operator.children.pod import Child, images_of
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Object, Observed, labels
 from plaudit_operator.platform import beyond_a_node, platform_of
@@ -49,6 +50,11 @@ class Rendering:
     """The reason why the job has to wait before all of it may start; empty if it does not."""
     gang: frozenset[str] = frozenset()
     """Deployments in the job's gang, whose pods wait for each other."""
+
+    @cached_property
+    def children(self) -> Sequence[Child]:
+        """Return the job's children."""
+        return tuple(children(self.context))
 
     @property
     def suspended(self) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 from plaudit_operator import names
 from plaudit_operator.attempts import TrainerAttempt, replica_of
 from plaudit_operator.children import roles
-from plaudit_operator.children.all import children
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.pod import Child
 from plaudit_operator.names import Reason
@@ -77,6 +76,7 @@ def _lack(role: RoleState) -> str:
 
 def role_states(
     context: JobContext,
+    children: Sequence[Child],
     observed: Observed,
     attempt: TrainerAttempt | None,
     now: float,
@@ -88,7 +88,7 @@ def role_states(
     returns the pods with which a missing Deployment, or Redis, will be created: its creation changes no status.
     """
     states: dict[str, list[RoleState]] = {}
-    for child in children(context):
+    for child in children:
         pods = [pod for pod in observed.pods_of(child.role) if child.labels.items() <= labels(pod).items()]
         if child.role == roles.TRAINER_ROLE:
             state = _of_trainer(child, observed, attempt, pods, now)
