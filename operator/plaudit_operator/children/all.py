@@ -5,7 +5,8 @@ The table (``children``) has what one job has of each role; ``names.ROLES`` has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ def children(context: JobContext) -> Iterator[Child]:
             written.get("transport"),
             transport.redis_pod,
             kind=STATEFUL_SET,
-            spec=transport.stateful_set(context),
+            workload=transport.stateful_set(context),
             ports={"redis": names.REDIS_PORT},
             # A probe that times out on a busy node must not cut off every process of the job: there is no other Redis.
             service={"publishNotReadyAddresses": True},
@@ -54,7 +55,7 @@ def children(context: JobContext) -> Iterator[Child]:
         roles.reward_pod,
         generation=context.revision,
         # The workers of a service's last revision score until those of the new one are ready.
-        spec=rolled(surge=1, unavailable=0 if context.revision else 1),
+        workload=rolled(surge=1, unavailable=0 if context.revision else 1),
         replicas=None if workers.autoscaling else workers.replicas,
     )
     if roles.has_gateway(context):
@@ -63,7 +64,7 @@ def children(context: JobContext) -> Iterator[Child]:
             roles.GATEWAY_ROLE,
             [settings, context.revision] if context.revision else settings,
             roles.gateway_pod,
-            spec=rolled(surge=1, unavailable=0),
+            workload=rolled(surge=1, unavailable=0),
             replicas=spec.reward.gateway.replicas,
             ports={"http": names.GATEWAY_PORT},
             created_once=roles.gateway_created_once,
@@ -84,10 +85,10 @@ def children(context: JobContext) -> Iterator[Child]:
             roles.written_model(context, scorer),
             partial(roles.model_pod, scorer=scorer),
             part=scorer.name,
-            object=roles.model_object(context, scorer),
+            objects=roles.model_object(context, scorer),
             labels=roles.model_labels(context, scorer),
             generation=roles.model_generation(context, scorer),
-            spec=rolled(surge=0, unavailable=1),
+            workload=rolled(surge=0, unavailable=1),
             replicas=scorer.served.replicas,
             ports={"model": names.MODEL_PORT},
             service={"clusterIP": "None"},
@@ -98,9 +99,9 @@ def children(context: JobContext) -> Iterator[Child]:
             _entry(written["environments"], server.name),
             partial(roles.environment_pod, server=server),
             part=server.name,
-            object=roles.environment_object(context, server),
+            objects=roles.environment_object(context, server),
             labels=roles.environment_labels(server),
-            spec=rolled(surge=1, unavailable=1),
+            workload=rolled(surge=1, unavailable=1),
             replicas=server.replicas,
             ports={"http": server.port},
             service=roles.environment_service(server),
@@ -119,10 +120,10 @@ def _rollouts(context: JobContext) -> Iterator[Child]:
             _without(written, "replicas", "groups") | ({"group": own} if own else {}),
             partial(roles.rollout_pod, group=group, spec=spec),
             part=group,
-            object=names.rollout_object(context.name, group),
-            labels=roles.rollout_labels(group),
+            objects=names.rollout_object(context.name, group),
+            labels={names.LABEL_ROLLOUT_GROUP: group} if group else {},
             kind=JOB if spec.pods_per_replica > 1 else DEPLOYMENT,
-            spec=rolled(surge=0, unavailable=1),  # never more pods than there are GPUs for
+            workload=rolled(surge=0, unavailable=1),  # never more pods than there are GPUs for
             replicas=spec.replicas,
             pods_per_replica=spec.pods_per_replica,
         )
@@ -188,46 +189,40 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
         *([job_config.revision_config(context)] if context.revision else []),
         *(each for each in of_children if (each["kind"], each["metadata"]["name"]) != gone),
         *roles.rollout_service(context),
-        *_pod_groups(context, templates),
+        *_pod_groups(context, found, templates),
         *autoscaling.manifests(context, suspended=rests),
         *network_policies.manifests(context, {child.role for child in found}),
-        *_disruption_budgets(context),
+        *_disruption_budgets(context, found),
     ]
 
 
-def _disruption_budgets(context: JobContext) -> list[Manifest]:
+def _disruption_budgets(context: JobContext, found: Sequence[Child]) -> list[Manifest]:
     """Return the budgets of roles with two or more pods: with one, it would block a drain. None applies to Jobs."""
-    scaling, counts = context.spec.reward.workers.autoscaling, dict[str, int]()
-    for child in children(context):
+    scaling, counts = context.spec.reward.workers.autoscaling, Counter[str]()
+    for child in found:
         if names.ROLES[child.role].budgeted and child.kind is DEPLOYMENT:
-            least = scaling.min_replicas if scaling and child.replicas is None else child.pods
-            counts[child.role] = counts.get(child.role, 0) + least
+            counts[child.role] += scaling.min_replicas if scaling and child.replicas is None else child.pods
     return [disruption_budget(context, role) for role, count in counts.items() if count >= 2]
 
 
-def _gang(context: JobContext, templates: Templates) -> list[Child]:
+def _gang(found: Iterable[Child], templates: Templates) -> list[Child]:
     """Return the children in the job's group, as frozen: the operator that froze them may have left others outside."""
-    grouped = (child for child in children(context) if names.ROLES[child.role].grouped)
+    grouped = (child for child in found if names.ROLES[child.role].grouped)
     return [child for child in grouped if is_member(templates[child.name]["template"])]
 
 
-def _pod_groups(context: JobContext, templates: Templates) -> list[Manifest]:
+def _pod_groups(context: JobContext, found: Sequence[Child], templates: Templates) -> list[Manifest]:
     """Return the PodGroup of a gang (KEP-4671). Its count is immutable, and so are replicas of rollouts.
 
     The trainer's next attempt and the replacement of a rollout join it again: running pods count.
     """
     if context.spec.scheduling.gang == "none":
         return []
-    count = sum(child.pods for child in _gang(context, templates))
+    count = sum(child.pods for child in _gang(found, templates))
     spec = {"schedulingPolicy": {"gang": {"minCount": count}}}
     return [context.manifest(POD_GROUP, context.metadata(context.run, "gang"), spec)]
 
 
 def gang_deployments(context: JobContext, templates: Templates) -> frozenset[str]:
     """Return the names of the Deployments whose pods belong to the job's gang."""
-    return frozenset(child.owner for child in _gang(context, templates) if child.kind is DEPLOYMENT)
-
-
-def fixed_replicas(context: JobContext) -> dict[str, int | None]:
-    """Return the replicas of each Deployment of a running job by name; None if an autoscaler sets them."""
-    return {child.owner: child.replicas for child in children(context) if child.kind is DEPLOYMENT}
+    return frozenset(child.owner for child in _gang(children(context), templates) if child.kind is DEPLOYMENT)

@@ -1,4 +1,4 @@
-"""Build pod templates, and the Deployments, Services, disruption budgets and groups of pods.
+"""Build pod templates, and the Deployments, Services and disruption budgets around them.
 
 A template has the operator's security settings, folders and environment, then the platform's and the role's; the user's
 ``pod`` section is applied last, and ``pod.template`` as a strategic merge patch on top of it.
@@ -12,7 +12,7 @@ neither: reward workers start once the group is scheduled (``policies.awaited``)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plaudit_job.spec.pod import PodSpec, TopologySpec
@@ -91,6 +91,7 @@ class RolePod:
     pod_fields: Manifest = field(default_factory=dict)
     """Additional fields of the pod's spec."""
     labels: dict[str, str] = field(default_factory=dict)
+    """Beside those of the role and of ``Child.labels``."""
     extra_volumes: tuple[Manifest, ...] = ()
     extra_mounts: tuple[Manifest, ...] = ()
     init_containers: tuple[Manifest, ...] = ()
@@ -120,15 +121,15 @@ class Child:
     """Name of the rollout group, scorer or environment; empty if the job has one child of the role."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that separate its pods from others of the role."""
-    object: str = ""
+    objects: str = ""
     """Name of its objects, if it is not that of the role."""
     generation: str = ""
     """In a RewardService, stands for the digest of ``inputs``."""
     kind: Kind = DEPLOYMENT
     """Of what owns its pods. Jobs follow each other (``attempts.py``)."""
-    spec: Manifest = field(default_factory=lambda: RECREATED)
-    """Further fields of the spec of a Deployment or StatefulSet, without ``replicas``: these are set at its creation,
-    and then through the scale subresource."""
+    workload: Manifest = field(default_factory=lambda: RECREATED)
+    """Further fields of the spec of its Deployment or StatefulSet. The ``replicas`` of a Deployment are set at its
+    creation, and then through the scale subresource."""
     replicas: int | None = 1
     """While the job runs; None if an autoscaler sets them."""
     pods_per_replica: int = 1
@@ -155,7 +156,7 @@ class Child:
     @property
     def owner(self) -> str:
         """Return the name of what owns its pods; those of Jobs begin with it."""
-        return self.object or self.context.role_object(self.role)
+        return self.objects or self.context.role_object(self.role)
 
     @property
     def pods(self) -> int:
@@ -164,7 +165,8 @@ class Child:
 
     def template(self) -> Manifest:
         """Render its pod template anew."""
-        return pod_template(self.context, self.process(self.context))
+        process = self.process(self.context)
+        return pod_template(self.context, replace(process, labels={**self.labels, **process.labels}))
 
     def manifests(self, frozen: Frozen) -> Iterator[Manifest]:
         """Yield its objects, except for Jobs and what is created once."""
@@ -172,7 +174,7 @@ class Child:
             selector = {**self.context.labels(self.role), **self.labels}
             metadata = self.context.metadata(self.owner, self.role, **self.labels)
             metadata["annotations"] = {names.INPUTS: frozen["inputs"]}
-            spec = {"selector": {"matchLabels": selector}, "template": frozen["template"], **self.spec}
+            spec = {"selector": {"matchLabels": selector}, "template": frozen["template"], **self.workload}
             yield self.context.manifest(self.kind, metadata, spec)
         if self.ports:
             yield service(self.context, self.owner, self.role, self.ports, self.service, **self.labels)

@@ -1,16 +1,16 @@
-"""Build the processes of a job, role by role: pod templates, and the Deployments, Services and Jobs around them.
+"""Describe the processes of a job, role by role, and build what only one role has: Secrets, rights, Jobs.
 
-    environment  the servers of ``spec.environments``: a Deployment and a Service each
+    environment  the servers of ``spec.environments``
     gateway      the HTTP front of a job that only scores, and the Secret with its first caller's token
     metrics      one pod, read by Prometheus, people and the operator
-    model        the servers of each scorer whose model the job serves: a Deployment behind a headless Service
-    reward       the reward workers: a Deployment, which an autoscaler may scale
-    sandboxes    the broker that makes the machines of samples as pods: a Deployment, its Service and its rights
+    model        the servers of each scorer whose model the job serves
+    reward       the reward workers, which an autoscaler may scale
+    sandboxes    the broker that makes the machines of samples as pods, and its rights
     rollout      a Deployment for each group, or for replicas of several pods one Indexed Job per replica and attempt
     trainer      one Indexed Job per attempt
 
-All names begin with their role. Templates are frozen at admission (``children/all.py``); a ``Frozen`` template comes
-with the digest of its inputs. The attempts of Jobs are decided in ``attempts.py``.
+All names begin with their role. Redis is in ``transport.py``. The table in ``children/all.py`` has the objects around
+each process. The attempts of Jobs are decided in ``attempts.py``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ def environment_pod(context: JobContext, server: EnvironmentServerSpec) -> RoleP
         probe=http_probe(path, "http") if path else {"tcpSocket": {"port": "http"}},
         grace_s=30,
         joins_run=False,
-        labels=environment_labels(server),
     )
 
 
@@ -246,7 +245,6 @@ def model_pod(context: JobContext, scorer: ScorerSpec) -> RolePod:
         grace_s=30,
         gpus=1 if with_gpu else 0,
         joins_run=model.sleep_during_updates,
-        labels=model_labels(context, scorer),
         extra_volumes=volumes,
         extra_mounts=mounts,
     )
@@ -309,11 +307,6 @@ def reward_pod(context: JobContext) -> RolePod:
     )
 
 
-def rollout_labels(group: str) -> dict[str, str]:
-    """Return the labels that separate the objects of an entry of ``rollout.groups`` from those of others."""
-    return {names.LABEL_ROLLOUT_GROUP: group} if group else {}
-
-
 def rollout_pod(context: JobContext, group: str, spec: RolloutSpec) -> RolePod:
     """Return the pods of a group, whose name is empty in a job without; ``rollout_job`` adds the fields of an attempt.
 
@@ -347,7 +340,6 @@ def rollout_pod(context: JobContext, group: str, spec: RolloutSpec) -> RolePod:
         restart_policy="Never" if spans_pods else "Always",
         secrets=_sandboxes_secrets(context),
         pod_fields=fields,
-        labels=rollout_labels(group),
     )
 
 
