@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,7 +88,7 @@ def role_states(
     The name of a reward model is ``model/<scorer>``, that of an environment ``environment/<name>``. ``created_with``
     returns the pods with which a missing Deployment, or Redis, will be created: its creation changes no status.
     """
-    states: dict[str, list[RoleState]] = {}
+    states, of_role = defaultdict[str, list[RoleState]](list), defaultdict[str, list[Object]](list)
     for child in children:
         pods = [pod for pod in observed.pods_of(child.role) if child.labels.items() <= labels(pod).items()]
         if child.role == roles.TRAINER_ROLE:
@@ -96,10 +97,12 @@ def role_states(
             state = _of_replicas(child, observed, pods, now, suspended=context.spec.suspend)
         else:
             state = _of_workload(child, observed, pods, _least(context, observed, child, created_with), now)
-        states.setdefault(child.reported, []).append(state)
-    together = {name: _together(of_role) for name, of_role in states.items()}
+        states[child.reported].append(state)
+        of_role[child.reported] += pods
+    together = {name: _together(parts) for name, parts in states.items()}
     return {
-        name: replace(role, remedy=_remedy(role, context) or _held(role, observed)) for name, role in together.items()
+        name: replace(role, remedy=_remedy(role, context) or _held(role, observed, of_role[name]))
+        for name, role in together.items()
     }
 
 
@@ -110,12 +113,12 @@ def _together(states: Sequence[RoleState]) -> RoleState:
     return replace(with_problem, **{name: sum(getattr(state, name) for state in states) for name in counts})
 
 
-def _held(role: RoleState, observed: Observed) -> str:
+def _held(role: RoleState, observed: Observed, pods: Sequence[Object]) -> str:
     """Return what a role waits for that neither it nor the operator can end; empty if there is nothing."""
     stopped = (job["metadata"]["name"] for job in observed.jobs_of("trainer") if job["spec"].get("suspend"))
     if role.name == "trainer" and not role.is_ready and (name := next(stopped, "")):
         return f"Job {name} is suspended; if it stays so, another program suspends it, such as a queue for all Jobs"
-    for pod in [] if role.is_ready or "/" in role.name else observed.pods_of(role.label):
+    for pod in [] if role.is_ready else pods:
         if why := held_by(pod):
             return f"Pod {pod['metadata']['name']} {AWAITS_FINALIZER} {why}, which has to be taken off"
         if left := sidecars_left(pod, role.label):
