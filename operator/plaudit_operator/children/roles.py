@@ -40,14 +40,7 @@ from plaudit_operator import names
 from plaudit_operator.admission import digest
 from plaudit_operator.attempts import ReplicaAttempt
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.pod import (
-    SECRETS_FOLDER,
-    Child,
-    RolePod,
-    http_probe,
-    service,
-    spread,
-)
+from plaudit_operator.children.pod import SECRETS_FOLDER, Child, RolePod, http_probe, service, spread
 from plaudit_operator.runtime.kinds import JOB, ROLE_BINDING, SECRET, SERVICE_ACCOUNT
 from plaudit_operator.services import FIRST_CALLER
 
@@ -354,13 +347,10 @@ def rollout_service(context: JobContext) -> list[Manifest]:
 
 def rollout_job(child: Child, template: Manifest, attempt: ReplicaAttempt, *, suspend: bool) -> Manifest:
     """Return the Job of one attempt of a replica; ``template`` is the frozen pod template of its group."""
-    context = child.context
-    frozen, name = digest(template), names.rollout_job(context.name, child.part, attempt.replica, attempt.number)
+    name = names.rollout_job(child.context.name, child.part, attempt.replica, attempt.number)
     labels = {names.LABEL_REPLICA: str(attempt.replica), names.LABEL_ATTEMPT: str(attempt.number)}
-    template = _of_attempt(context, template, ROLLOUT_ROLE, name, labels, leader="PLAUDIT_REPLICA_LEADER")
-    metadata = context.metadata(name, ROLLOUT_ROLE, **child.labels, **labels)
-    metadata["annotations"] = {names.SHORT_ATTEMPTS: str(attempt.short_attempts), names.TEMPLATE: frozen}
-    return _indexed_job(context, metadata, template, child.pods_per_replica, suspend=suspend)
+    counted = {names.SHORT_ATTEMPTS: str(attempt.short_attempts)}
+    return _indexed_job(child, template, name, labels, counted, "PLAUDIT_REPLICA_LEADER", suspend=suspend)
 
 
 def sandboxes_pod(context: JobContext) -> RolePod:
@@ -448,43 +438,43 @@ def trainer_pod(context: JobContext) -> RolePod:
     )
 
 
-def trainer_job(context: JobContext, template: Manifest, attempt: int, *, suspend: bool) -> Manifest:
+def trainer_job(child: Child, template: Manifest, attempt: int, *, suspend: bool) -> Manifest:
     """Return the Job of one attempt; ``template`` is the trainer's frozen pod template."""
-    name, labels = names.trainer_job(context.name, attempt), {names.LABEL_ATTEMPT: str(attempt)}
-    frozen, leader = digest(template), "MASTER_ADDR" if context.spec.trainer.ranks > 1 else ""
-    template = _of_attempt(context, template, TRAINER_ROLE, name, labels, leader=leader)
-    metadata = context.metadata(name, TRAINER_ROLE, **labels)
-    metadata["annotations"] = {names.TEMPLATE: frozen}
-    return _indexed_job(context, metadata, template, context.spec.trainer.pods, suspend=suspend)
+    name, labels = names.trainer_job(child.context.name, attempt), {names.LABEL_ATTEMPT: str(attempt)}
+    leader = "MASTER_ADDR" if child.context.spec.trainer.ranks > 1 else ""
+    return _indexed_job(child, template, name, labels, {}, leader, suspend=suspend)
 
 
-def _of_attempt(
-    context: JobContext, template: Manifest, role: str, job: str, labels: Mapping[str, str], *, leader: str
+def _indexed_job(
+    child: Child,
+    template: Manifest,
+    name: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    leader: str,
+    *,
+    suspend: bool,
 ) -> Manifest:
-    """Return a frozen template with the labels of one attempt, and its first pod's host in the variable ``leader``.
-
-    The names of the pods begin with that of their Job.
-    """
-    metadata, spec = template["metadata"], template["spec"]
-    if leader:
-        variable = {"name": leader, "value": f"{job}-0.{context.role_object(role)}.{context.namespace}.svc"}
-        containers = [{**c, "env": [*c["env"], variable]} if c["name"] == role else c for c in spec["containers"]]
-        spec = {**spec, "containers": containers}
-    return {**template, "metadata": {**metadata, "labels": metadata["labels"] | labels}, "spec": spec}
-
-
-def _indexed_job(context: JobContext, metadata: Manifest, template: Manifest, pods: int, *, suspend: bool) -> Manifest:
     """Return a Job that gives its pods stable names, and fails as a whole as soon as one of them fails.
 
     A Job cannot restart a group of ranks (it would replace one while the others hang in collectives), so an attempt is
-    never repaired.
+    never repaired. The variable ``leader`` holds the host of the first pod: names of pods begin with that of their Job.
     """
+    context, role = child.context, child.role
+    metadata = context.metadata(name, role, **child.labels, **labels)
+    metadata["annotations"] = {**annotations, names.TEMPLATE: digest(template)}
+    pod = template["spec"]
+    if leader:
+        variable = {"name": leader, "value": f"{name}-0.{context.role_object(role)}.{context.namespace}.svc"}
+        containers = [{**c, "env": [*c["env"], variable]} if c["name"] == role else c for c in pod["containers"]]
+        pod = {**pod, "containers": containers}
+    of_template = {**template["metadata"], "labels": template["metadata"]["labels"] | labels}
     spec = {
         "completionMode": "Indexed",
-        "completions": pods,
-        "parallelism": pods,
+        "completions": child.pods_per_replica,
+        "parallelism": child.pods_per_replica,
         "backoffLimit": 0,
         "suspend": suspend,
-        "template": template,
+        "template": {**template, "metadata": of_template, "spec": pod},
     }
     return context.manifest(JOB, metadata, spec)

@@ -31,7 +31,7 @@ from plaudit_operator.admission import RefusedJob, digest
 from plaudit_operator.attempts import TrainerAttempt, decide_replicas, exhausted, never_ran, present_attempt
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.pod import Child
-from plaudit_operator.children.roles import ROLLOUT_ROLE, rollout_job, trainer_job
+from plaudit_operator.children.roles import ROLLOUT_ROLE, TRAINER_ROLE, rollout_job, trainer_job
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, owner_uid
 from plaudit_operator.planning.rendering import Rendering, rendering
@@ -266,17 +266,18 @@ def _trainer_actions(
     for pod in pods:
         if attempt_of(pod) < attempt.number and not is_leaving(pod):
             yield Delete.of("Pod", pod, grace_s=_GRACE_OF_A_BROKEN_RANK_S)
-    template = rendered.templates["trainer"]["template"]
+    child = next(each for each in rendered.children if each.role == TRAINER_ROLE)
+    template = rendered.templates[child.name]["template"]
     if attempt.job is None:
         yield from attempts.deletions_of_orphans(pods)
         if any(owner_uid(pod) and attempt_of(pod) == attempt.number and not is_leaving(pod) for pod in pods):
             # Their Job is there, and has lost the labels by which it would be seen; or garbage collection comes next.
-            unseen = trainer_job(rendered.context, template, attempt.number, suspend=False)["metadata"]
+            unseen = trainer_job(child, template, attempt.number, suspend=False)["metadata"]
             yield Patch("Job", unseen["name"], {"metadata": {"labels": unseen["labels"]}}, is_there=False)
     if attempt.job is not None and never_ran(attempt.job, pods, digest(template)):
         yield Delete.of("Job", attempt.job)
     elif attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
-        yield Create(trainer_job(rendered.context, template, attempt.number, suspend=False))
+        yield Create(trainer_job(child, template, attempt.number, suspend=False))
     if attempt.job is not None and bool(attempt.job["spec"].get("suspend")) != rendered.suspended:
         yield suspend_job(attempt.job, suspend=rendered.suspended)
 

@@ -76,7 +76,7 @@ _LOST = (
 )
 _ANY_POD = "the role's pod"
 _WITH_GPUS = ("trainer", "rollout", "reward", "model")
-"""Roles whose GPUs cost."""
+"""Roles whose GPUs ``status.cost`` counts."""
 _EVENT_TYPES = {
     (ConditionType.SPEC_VALID, "True"): "Normal",
     (ConditionType.SPEC_VALID, "False"): "Warning",
