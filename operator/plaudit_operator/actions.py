@@ -48,7 +48,6 @@ _AFTER_GRACE_S = 30.0
 _AFTER_LOSS_S = 15.0
 """Grace period before pods are deleted by force: a node that returns within it ends its pods itself."""
 _CHILDREN_KINDS = {kind.kind for kind in CHILDREN}
-_FORCED_ROLES = ("trainer", "rollout", "model")
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,8 @@ def hurry(pods: Iterable[Object]) -> list[Delete]:
 
 def lost_pods(observed: Observed, now: float) -> tuple[list[Delete], float | None]:
     """Return the forced deletions that are due, and the seconds until the next one."""
-    pods = [pod for role in _FORCED_ROLES for pod in observed.pods_of(role)]
+    forced = [role for role, facts in names.ROLES.items() if facts.grouped and role != "redis"]
+    pods = [pod for role in forced for pod in observed.pods_of(role)]
     ends = [(pod, end) for pod in pods if (end := _forced_at(pod)) is not None]
     due = [Delete.of("Pod", pod, grace_s=0) for pod, end in ends if end <= now]
     return due, min((end - now for _, end in ends if end > now), default=None)

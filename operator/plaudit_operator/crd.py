@@ -22,6 +22,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from plaudit_job.reference import job_schema, reward_service_schema
+from plaudit_operator import names
 from plaudit_operator.crd_rules import LISTS, immutability_rules, item_immutability, rules_at, service_rules
 from plaudit_operator.runtime.kinds import REWARD_SERVICE, RLJOB, Kind
 
@@ -61,11 +62,10 @@ _CONDITION = _fields(
         "lastTransitionTime": _time("Time of the last transition."),
     },
 )
-_ROLES = "trainer, rollout, reward, gateway, transport, metrics, model/<scorer>, or environment/<name>."
 _ROLE = _fields(
     required=("name",),
     properties={
-        "name": _text(_ROLES, 64),
+        "name": _text(", ".join(facts.reported or role for role, facts in names.ROLES.items()) + ".", 64),
         "desired": _count("Desired pods."),
         "ready": _count("Pods that are ready."),
         "updated": _count("Pods of the newest template."),

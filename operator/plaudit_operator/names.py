@@ -1,7 +1,9 @@
-"""Name what the operator uses in the cluster: labels, annotations, children, conditions, reasons, exit codes."""
+"""Name what the operator uses in the cluster: labels, roles, annotations, children, conditions, reasons, exit codes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 GROUP: Final = "plaudit.dev"
@@ -78,6 +80,39 @@ EXIT_STOPPED: Final = 4
 """The trainer was stopped before its last step; another attempt resumes from its checkpoint."""
 EXIT_NO_RETRY: Final = 42
 """The user's own code asked for no further attempts."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Describe what is true of the pods of one role in every job; ``children/all.py`` has what one job has of it."""
+
+    section: str
+    """Where a job describes its pods, as messages name it."""
+    reported: str = ""
+    """Its name in the status, if that is not its label."""
+    grouped: bool = False
+    """True if its pods start together with those of other such roles, where a job starts as a whole."""
+    revised: bool = False
+    """True if a new revision of a RewardService replaces its pods."""
+    renewed: bool = False
+    """True if they take new images with a revision: models would load anew, and keep theirs."""
+    budgeted: bool = False
+    """True if a drain may evict one of its pods at a time, where there are several."""
+
+
+ROLES: Final[Mapping[str, Role]] = {
+    "trainer": Role("spec.trainer.pod", grouped=True),
+    "rollout": Role("spec.rollout.pod", grouped=True, budgeted=True),
+    "reward": Role("spec.reward.workers.pod", revised=True, budgeted=True),
+    "gateway": Role("spec.reward.gateway.pod", revised=True, budgeted=True),
+    "model": Role("the scorer's model.pod", "model/<scorer>", grouped=True),
+    "environment": Role("the environment's pod", "environment/<name>"),
+    "sandboxes": Role("the pod of the machines' broker"),
+    "metrics": Role("spec.metrics.pod", renewed=True),
+    "redis": Role("spec.transport.managed.pod", "transport", grouped=True, renewed=True),
+}
+"""Roles by the value of their label, which is also the name of their container and of their user in Redis."""
+REVISED_ROLES: Final = tuple(role for role, facts in ROLES.items() if facts.revised)
 
 
 def run_id(name: str, uid: str) -> str:

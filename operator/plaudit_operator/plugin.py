@@ -29,7 +29,6 @@ from plaudit_wire.printable import printable
 Object = Mapping[str, Any]
 RESOURCE = "rljobs.plaudit.dev"
 SERVICES = "rewardservices.plaudit.dev"
-ROLES = ("trainer", "rollout", "reward", "gateway", "model", "environment", "metrics", "redis")
 _ALL = "all"
 _MOST_STREAMS = "1000"
 """kubectl follows only five pods by default."""
@@ -204,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("job", nargs="?", type=_name)
     logs = command("logs", "show the logs of a role, each line with its pod")
     logs.add_argument("job", type=_name)
-    logs.add_argument("role", nargs="?", default=_ALL, choices=[*ROLES, _ALL], help="default: all")
+    logs.add_argument("role", nargs="?", default=_ALL, choices=[*names.ROLES, _ALL], help="default: all")
     logs.add_argument(
         "-f", "--follow", action="store_true", help="follow the logs; pods that start later are not included"
     )

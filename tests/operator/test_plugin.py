@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from plaudit_operator import names
 from plaudit_operator.names import Reason
 from plaudit_operator.plugin import ended, main, missing_pods, summary, unknown_job
 from plaudit_wire.printable import printable
@@ -89,6 +90,15 @@ def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(SystemExit) as refused:
         main(["status", "gsm8k"])
     assert "kubectl is not on PATH" in str(refused.value)
+
+
+@pytest.mark.parametrize("role", names.ROLES)
+def test_the_logs_of_each_role_can_be_asked_for(role: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "kubectl").write_text('#!/bin/sh\ncase "$1" in get) echo \'{"items": [{}]}\';; *) echo "$@";; esac\n')
+    (tmp_path / "kubectl").chmod(0o755)
+    command = [sys.executable, "-m", "plaudit_operator.plugin", "logs", "gsm8k", role]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert f"plaudit.dev/role={role} --container {role}" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,6 @@ from plaudit_operator.runtime.kinds import CONFIG_MAP, SERVICE_ACCOUNT
 
 JOB_FOLDER = "/etc/plaudit"
 REDIS_FOLDER = "/run/plaudit/redis"
-REVISED_ROLES = ("reward", "gateway")
-"""Roles of a RewardService whose pods are replaced by a new revision."""
 MUTABLE_FIELDS = "mutable-fields.json"
 """Key with the fields that may change, as the operator that admitted the job knew them: its images read no others."""
 _FOR_CONTROLLERS = ("suspend", "managedBy")
@@ -65,7 +63,7 @@ def revision_config(context: JobContext) -> Manifest:
 
 def revision_labels(context: JobContext, role: str) -> dict[str, str]:
     """Return the label of the revision for pods that a RewardService replaces with each of its revisions."""
-    return {names.LABEL_REVISION: context.revision} if context.revision and role in REVISED_ROLES else {}
+    return {names.LABEL_REVISION: context.revision} if context.revision and names.ROLES[role].revised else {}
 
 
 def job_volume_source(context: JobContext, role: str) -> Manifest:
@@ -73,7 +71,7 @@ def job_volume_source(context: JobContext, role: str) -> Manifest:
     items = [{"key": "job.yaml", "path": "job.yaml"}, *({"key": f.key, "path": f.path} for f in context.admitted.files)]
     if not context.revision:
         return {"name": names.job_config(context.name), "items": items}
-    if role in REVISED_ROLES:
+    if names.ROLES[role].revised:
         return {"name": names.revision_config(context.name, context.revision), "items": items}
     # These pods outlive revisions, and later ones may have fewer files.
     return {"name": names.job_config(context.name), "items": items, "optional": True}

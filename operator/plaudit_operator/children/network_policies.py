@@ -6,7 +6,7 @@ Policies cannot match host names: for an endpoint outside the cluster, its port 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,26 +25,20 @@ _PUBLIC: list[Manifest] = [
     {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_PRIVATE)}},
     {"ipBlock": {"cidr": "::/0", "except": list(_PRIVATE_6)}},
 ]
-_ROLES_WITH_PODS = (roles.TRAINER_ROLE, roles.ROLLOUT_ROLE, roles.REWARD_ROLE, roles.GATEWAY_ROLE, roles.METRICS_ROLE)
+_RUN_SAMPLES = (roles.ROLLOUT_ROLE, roles.REWARD_ROLE, roles.TRAINER_ROLE)
+"""Roles that use environments and machines; the trainer lists their tools."""
 _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
-def manifests(context: JobContext) -> list[Manifest]:
-    """Return the policies of a job; if the operator's settings turn them off, only those that open a closed pod."""
+def manifests(context: JobContext, present: Collection[str]) -> list[Manifest]:
+    """Return the policies of a job with these roles.
+
+    If the operator's settings turn policies off, return only those that open a closed pod.
+    """
     opened = [_agents(context)] if context.spec.programs_in_pods else []
     if not context.settings.network_policies:
         return opened
-    wanted = {
-        _reward: True,
-        _metrics: True,
-        _redis: transport.managed(context),
-        _model: context.spec.reward.model_scorers,
-        _environments: context.spec.environments,
-        _gateway: roles.has_gateway(context),
-        _trainer: context.spec.trains,
-        _sandboxes: context.spec.has_broker,
-    }
-    policies = [policy(context) for policy, is_wanted in wanted.items() if is_wanted]
+    policies = [policy(context) for role, policy in _POLICIES.items() if role in present]
     allowed = _to_rollouts(context)
     return [*opened, *policies, *([_ingress(context, roles.ROLLOUT_ROLE, *allowed)] if allowed else [])]
 
@@ -111,10 +105,9 @@ def _to_environment(context: JobContext, server: EnvironmentServerSpec) -> Manif
 
 
 def _environments(context: JobContext) -> Manifest:
-    """Return the policy of environments: rollouts, reward workers and the trainer, which lists their tools."""
+    """Return the policy of environments: the job's own processes that use them."""
     ports = [_tcp(port) for port in sorted({server.port for server in context.spec.environments})]
-    clients = _pods_of_roles(context, (roles.ROLLOUT_ROLE, roles.REWARD_ROLE, roles.TRAINER_ROLE))
-    return _ingress(context, roles.ENVIRONMENT_ROLE, {"from": [clients], "ports": ports})
+    return _ingress(context, roles.ENVIRONMENT_ROLE, {"from": [_pods_of_roles(context, _RUN_SAMPLES)], "ports": ports})
 
 
 def _to_redis(context: JobContext) -> Manifest:
@@ -209,19 +202,17 @@ def _trainer(context: JobContext) -> Manifest:
 
 def _sandboxes(context: JobContext) -> Manifest:
     """Return the policy of the broker of machines: the job's own processes that use them, and Prometheus."""
-    users = _pods_of_roles(context, (roles.ROLLOUT_ROLE, roles.REWARD_ROLE, roles.TRAINER_ROLE))
-    allowed: list[Manifest] = [{"from": [users], "ports": [_tcp(names.SANDBOXES_PORT)]}]
+    allowed: list[Manifest] = [{"from": [_pods_of_roles(context, _RUN_SAMPLES)], "ports": [_tcp(names.SANDBOXES_PORT)]}]
     if namespace := context.settings.monitoring_namespace:
         allowed.append({"from": [_namespace(namespace)], "ports": [_tcp(names.HEALTH_PORT)]})
     return _ingress(context, roles.SANDBOXES_ROLE, *allowed)
 
 
 def _redis(context: JobContext) -> Manifest:
-    connecting = [role for role in users(trains=context.spec.trains) if role in _ROLES_WITH_PODS]
-    if context.spec.reward.sleeping_models:
-        connecting.append(roles.MODEL_ROLE)
-    if context.spec.has_broker:
-        connecting.append(roles.SANDBOXES_ROLE)
+    # Every run has users for these, and only some have pods that connect.
+    some = {roles.MODEL_ROLE: context.spec.reward.sleeping_models, roles.SANDBOXES_ROLE: context.spec.has_broker}
+    connecting = [role for role in users(trains=context.spec.trains) if role in names.ROLES and role not in some]
+    connecting += [role for role, connects in some.items() if connects]
     peers = [_pods_of_roles(context, connecting)]
     if not context.spec.trains:
         peers += _clients(context)
@@ -244,6 +235,19 @@ def _gateway(context: JobContext) -> Manifest:
     return _policy(
         context, roles.GATEWAY_ROLE, {"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress}
     )
+
+
+_POLICIES: Mapping[str, Callable[[JobContext], Manifest]] = {
+    roles.REWARD_ROLE: _reward,
+    roles.METRICS_ROLE: _metrics,
+    transport.ROLE: _redis,
+    roles.MODEL_ROLE: _model,
+    roles.ENVIRONMENT_ROLE: _environments,
+    roles.GATEWAY_ROLE: _gateway,
+    roles.TRAINER_ROLE: _trainer,
+    roles.SANDBOXES_ROLE: _sandboxes,
+}
+"""The policy of each role that has one in every job; rollouts are open, unless their pods reach each other."""
 
 
 def _clients(context: JobContext) -> list[Manifest]:

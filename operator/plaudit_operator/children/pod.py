@@ -1,4 +1,4 @@
-"""Build pod templates, and the Deployments, Services, disruption budgets and groups of pods.
+"""Build pod templates, and the Deployments, Services and disruption budgets around them.
 
 A template has the operator's security settings, folders and environment, then the platform's and the role's; the user's
 ``pod`` section is applied last, and ``pod.template`` as a strategic merge patch on top of it.
@@ -11,16 +11,16 @@ neither: reward workers start once the group is scheduled (``policies.awaited``)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plaudit_job.spec.pod import PodSpec, TopologySpec
 from plaudit_job.spec.section import SecretKey
 from plaudit_operator import names
 from plaudit_operator.children import job_config
-from plaudit_operator.children.context import Frozen, JobContext, Manifest, Templates
-from plaudit_operator.runtime.kinds import DEPLOYMENT, PDB, POD_GROUP, SERVICE
+from plaudit_operator.children.context import Frozen, JobContext, Manifest
+from plaudit_operator.runtime.kinds import DEPLOYMENT, JOB, PDB, SERVICE, Kind
 
 HOME = "/home/plaudit"
 SECRETS_FOLDER = "/run/plaudit/secrets"
@@ -73,6 +73,7 @@ class RolePod:
     role: str
     image: str
     command: list[str]
+    """Empty for the image's own."""
     pod: PodSpec
     environment: dict[str, Any] = field(default_factory=dict)
     """Value or ``valueFrom`` object by name."""
@@ -90,9 +91,94 @@ class RolePod:
     pod_fields: Manifest = field(default_factory=dict)
     """Additional fields of the pod's spec."""
     labels: dict[str, str] = field(default_factory=dict)
+    """Beside those of the role and of ``Child.labels``."""
     extra_volumes: tuple[Manifest, ...] = ()
     extra_mounts: tuple[Manifest, ...] = ()
     init_containers: tuple[Manifest, ...] = ()
+
+
+RECREATED: Manifest = {"revisionHistoryLimit": 2, "strategy": {"type": "Recreate"}}
+"""Fields of the spec of a Deployment whose pods end before others start."""
+
+
+def rolled(*, surge: int, unavailable: int) -> Manifest:
+    """Return fields of the spec of a Deployment: how many pods it may have more than wanted, and fewer."""
+    rolling = {"maxSurge": surge, "maxUnavailable": unavailable}
+    return {**RECREATED, "strategy": {"type": "RollingUpdate", "rollingUpdate": rolling}}
+
+
+@dataclass(frozen=True)
+class Child:
+    """Describe the pods of one template, and the objects around them."""
+
+    context: JobContext
+    role: str
+    """One of ``names.ROLES``."""
+    inputs: Any
+    """The part of the spec that its template is rendered from, as the user wrote it, without the number of pods."""
+    process: Callable[[JobContext], RolePod]
+    part: str = ""
+    """Name of the rollout group, scorer or environment; empty if the job has one child of the role."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that separate its pods from others of the role."""
+    objects: str = ""
+    """Name of its objects, if it is not that of the role."""
+    generation: str = ""
+    """In a RewardService, stands for the digest of ``inputs``."""
+    kind: Kind = DEPLOYMENT
+    """Of what owns its pods. Jobs follow each other (``attempts.py``)."""
+    workload: Manifest = field(default_factory=lambda: RECREATED)
+    """Further fields of the spec of its Deployment or StatefulSet. The ``replicas`` of a Deployment are set at its
+    creation, and then through the scale subresource."""
+    replicas: int | None = 1
+    """While the job runs; None if an autoscaler sets them."""
+    pods_per_replica: int = 1
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Of its Service; without any it has none."""
+    service: Manifest = field(default_factory=dict)
+    """Further fields of the Service's spec."""
+    others: tuple[Manifest, ...] = ()
+    """Its further objects."""
+    created_once: Callable[[JobContext], Sequence[Manifest]] = lambda _: ()
+    """Return what is created once, before the owner of its pods."""
+
+    @property
+    def name(self) -> str:
+        """Return the key of its frozen template."""
+        return f"{self.role}/{self.part}" if self.part else self.role
+
+    @property
+    def reported(self) -> str:
+        """Return the name of its entry in the status, which rollouts of all groups share."""
+        reported = names.ROLES[self.role].reported
+        return self.name if "/" in reported else reported or self.role
+
+    @property
+    def owner(self) -> str:
+        """Return the name of what owns its pods; those of Jobs begin with it."""
+        return self.objects or self.context.role_object(self.role)
+
+    @property
+    def pods(self) -> int:
+        """Return the number of its pods while the job runs; 0 if an autoscaler sets it."""
+        return (self.replicas or 0) * self.pods_per_replica
+
+    def template(self) -> Manifest:
+        """Render its pod template anew."""
+        process = self.process(self.context)
+        return pod_template(self.context, replace(process, labels={**self.labels, **process.labels}))
+
+    def manifests(self, frozen: Frozen) -> Iterator[Manifest]:
+        """Yield its objects, except for Jobs and what is created once."""
+        if self.kind is not JOB:
+            selector = {**self.context.labels(self.role), **self.labels}
+            metadata = self.context.metadata(self.owner, self.role, **self.labels)
+            metadata["annotations"] = {names.INPUTS: frozen["inputs"]}
+            spec = {"selector": {"matchLabels": selector}, "template": frozen["template"], **self.workload}
+            yield self.context.manifest(self.kind, metadata, spec)
+        if self.ports:
+            yield service(self.context, self.owner, self.role, self.ports, self.service, **self.labels)
+        yield from self.others
 
 
 def pod_template(context: JobContext, process: RolePod) -> Manifest:
@@ -187,11 +273,12 @@ def _container(context: JobContext, process: RolePod) -> Manifest:
         **restricted_container(context),
         "name": process.role,
         "image": process.pod.image or process.image,
-        "command": process.command,
         "env": _environment(context, process),
         "resources": _resources(process, context.platform.gpu_resource),
         "volumeMounts": _mounts(context, process),
     }
+    if process.command:
+        container["command"] = process.command
     if process.pod.env_from:
         container["envFrom"] = process.pod.env_from
     if process.ports:
@@ -412,46 +499,21 @@ def spread(context: JobContext, role: str) -> Manifest:
     return {"topologySpreadConstraints": [constraint]}
 
 
-_GROUPED_ROLES = ("trainer", "rollout", "model", "redis")
-
-
-def _group_sizes(context: JobContext) -> dict[str, int]:
-    """Return the number of pods of each member of the group, by child."""
-    spec = context.spec
-    models = {f"model/{scorer.name}": scorer.served.replicas for scorer in spec.reward.scorers if scorer.served}
-    redis = {} if spec.transport.url else {"redis": 1}
-    groups = spec.rollout.by_group.items()
-    rollouts = {
-        f"rollout/{name}" if name else "rollout": each.replicas * each.pods_per_replica for name, each in groups
-    }
-    return {"trainer": spec.trainer.pods, **rollouts, **models, **redis}
-
-
 def is_member(template: Manifest) -> bool:
     """Return True if the pods of a frozen template belong to the job's group."""
     return "schedulingGroup" in template["spec"] or names.KUEUE_GROUP in template["metadata"]["labels"]
 
 
-def pod_groups(context: JobContext, templates: Templates) -> list[Manifest]:
-    """Return the PodGroup of a gang (KEP-4671). Its count is immutable, and so are replicas of rollouts.
-
-    The trainer's next attempt and the replacement of a rollout join it again: running pods count.
-    """
-    if context.spec.scheduling.gang == "none":
-        return []
-    # Of the templates as frozen: the operator that froze them may have left other roles outside.
-    count = sum(pods for child, pods in _group_sizes(context).items() if is_member(templates[child]["template"]))
-    spec = {"schedulingPolicy": {"gang": {"minCount": count}}}
-    return [context.manifest(POD_GROUP, context.metadata(context.run, "gang"), spec)]
-
-
 def _group_membership(context: JobContext, role: str) -> Manifest:
     """Return the fields by which a pod template joins the job's group; empty for roles outside it."""
-    scheduling = context.spec.scheduling
-    if role not in _GROUPED_ROLES or not scheduling.whole:
+    spec, scheduling = context.spec, context.spec.scheduling
+    if not names.ROLES[role].grouped or not scheduling.whole:
         return {}
     if scheduling.gang == "native":
         return {"spec": {"schedulingGroup": {"podGroupName": context.run}}}
+    rollouts = sum(each.replicas * each.pods_per_replica for each in spec.rollout.by_group.values())
+    models = sum(scorer.served.replicas for scorer in spec.reward.scorers if scorer.served)
+    count = spec.trainer.pods + rollouts + models + (0 if spec.transport.url else 1)
     # Kueue's webhook would set this gate too. Without Kueue in the cluster, it keeps the job from bypassing its queue.
     return {
         "metadata": {
@@ -461,7 +523,7 @@ def _group_membership(context: JobContext, role: str) -> Manifest:
                 names.KUEUE_GROUP: context.run,
             },
             "annotations": {
-                names.KUEUE_COUNT: str(sum(_group_sizes(context).values())),
+                names.KUEUE_COUNT: str(count),
                 names.KUEUE_PARENT: f"{names.GROUP}/rljob",
                 names.KUEUE_SERVING: "true",
             },
@@ -475,34 +537,12 @@ def http_probe(path: str, port: str) -> Manifest:
     return {"httpGet": {"path": path, "port": port}}
 
 
-def deployment(
-    context: JobContext, name: str, role: str, frozen: Frozen, strategy: Manifest, **labels: str
-) -> Manifest:
-    """Return a Deployment without ``replicas``, which are set at creation and then through the scale subresource.
-
-    The labels separate its pods from others of the role.
-    """
-    metadata = context.metadata(name, role, **labels)
-    metadata["annotations"] = {names.INPUTS: frozen["inputs"]}
-    spec = {
-        "selector": {"matchLabels": {**context.labels(role), **labels}},
-        "revisionHistoryLimit": 2,
-        "strategy": strategy,
-        "template": frozen["template"],
-    }
-    return context.manifest(DEPLOYMENT, metadata, spec)
-
-
 def service(
-    context: JobContext, name: str, role: str, ports: dict[str, int], *, headless: bool = False, **labels: str
+    context: JobContext, name: str, role: str, ports: Mapping[str, int], fields: Manifest, **labels: str
 ) -> Manifest:
-    """Return a Service that selects the pods of a role with these labels."""
-    spec: Manifest = {
-        "selector": {**context.labels(role), **labels},
-        "ports": [{"name": key, "port": port, "targetPort": port} for key, port in ports.items()],
-    }
-    if headless:
-        spec["clusterIP"] = "None"
+    """Return a Service, with further fields of its spec, that selects the pods of a role with these labels."""
+    listed = [{"name": key, "port": port, "targetPort": port} for key, port in ports.items()]
+    spec = {"selector": {**context.labels(role), **labels}, "ports": listed, **fields}
     return context.manifest(SERVICE, context.metadata(name, role, **labels), spec)
 
 

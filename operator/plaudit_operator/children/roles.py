@@ -1,16 +1,16 @@
-"""Build the processes of a job, role by role: pod templates, and the Deployments, Services and Jobs around them.
+"""Describe the processes of a job, role by role, and build what only one role has: Secrets, rights, Jobs.
 
-    environment  the servers of ``spec.environments``: a Deployment and a Service each
+    environment  the servers of ``spec.environments``
     gateway      the HTTP front of a job that only scores, and the Secret with its first caller's token
     metrics      one pod, read by Prometheus, people and the operator
-    model        the servers of each scorer whose model the job serves: a Deployment behind a headless Service
-    reward       the reward workers: a Deployment, which an autoscaler may scale
-    sandboxes    the broker that makes the machines of samples as pods: a Deployment, its Service and its rights
+    model        the servers of each scorer whose model the job serves
+    reward       the reward workers, which an autoscaler may scale
+    sandboxes    the broker that makes the machines of samples as pods, and its rights
     rollout      a Deployment for each group, or for replicas of several pods one Indexed Job per replica and attempt
     trainer      one Indexed Job per attempt
 
-All names begin with their role. Templates are frozen at admission (``children/all.py``); a ``Frozen`` template comes
-with the digest of its inputs. The attempts of Jobs are decided in ``attempts.py``.
+All names begin with their role. Redis is in ``transport.py``. The table in ``children/all.py`` has the objects around
+each process. The attempts of Jobs are decided in ``attempts.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from plaudit_job.processes import (
@@ -40,16 +39,8 @@ from plaudit_job.spec.section import SecretKey
 from plaudit_operator import names
 from plaudit_operator.admission import digest
 from plaudit_operator.attempts import ReplicaAttempt
-from plaudit_operator.children.context import Frozen, JobContext, Manifest
-from plaudit_operator.children.pod import (
-    SECRETS_FOLDER,
-    RolePod,
-    deployment,
-    http_probe,
-    pod_template,
-    service,
-    spread,
-)
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.pod import SECRETS_FOLDER, Child, RolePod, http_probe, service, spread
 from plaudit_operator.runtime.kinds import JOB, ROLE_BINDING, SECRET, SERVICE_ACCOUNT
 from plaudit_operator.services import FIRST_CALLER
 
@@ -76,18 +67,16 @@ _SANDBOXES_TOKEN = "token"  # noqa: S105
 _HEALTH_PORT = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
 _POD_NAME = {"fieldRef": {"fieldPath": "metadata.name"}}
 _POD_ADDRESS = {"fieldRef": {"fieldPath": "status.podIP"}}
+OF_RANKS: Manifest = {"clusterIP": "None", "publishNotReadyAddresses": True}
+"""Fields of a Service that gives the pods of ranks DNS names, even before they are ready."""
 _RANK = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
 """The number of a pod in its Indexed Job."""
 
 
-def _rolling(*, surge: int, unavailable: int) -> Manifest:
-    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
-
-
-def environment_template(context: JobContext, server: EnvironmentServerSpec) -> Manifest:
-    """Return the pod template of one environment."""
+def environment_pod(context: JobContext, server: EnvironmentServerSpec) -> RolePod:
+    """Return the pods of one environment."""
     path = server.readiness.path
-    process = RolePod(
+    return RolePod(
         role=ENVIRONMENT_ROLE,
         image=server.image or context.settings.images.worker,
         command=list(server.command),
@@ -97,12 +86,7 @@ def environment_template(context: JobContext, server: EnvironmentServerSpec) -> 
         probe=http_probe(path, "http") if path else {"tcpSocket": {"port": "http"}},
         grace_s=30,
         joins_run=False,
-        labels=environment_labels(server),
     )
-    template = pod_template(context, process)
-    if not server.command:
-        template["spec"]["containers"][0].pop("command", None)  # the image's own
-    return template
 
 
 def environment_labels(server: EnvironmentServerSpec) -> dict[str, str]:
@@ -115,22 +99,25 @@ def environment_object(context: JobContext, server: EnvironmentServerSpec) -> st
     return context.role_object(f"env-{server.name}")
 
 
-def environment_variables(context: JobContext) -> dict[str, str]:
-    """Return the variables with the URLs, for the processes that run agents and scorers."""
-    return {
+def environment_service(server: EnvironmentServerSpec) -> Manifest:
+    """Return the fields of its Service that keep each client on one server; empty if none is asked for."""
+    if server.session_affinity != "clientIP":
+        return {}
+    kept = {"clientIP": {"timeoutSeconds": _CLIENT_KEPT_S}}
+    return {"sessionAffinity": "ClientIP", "sessionAffinityConfig": kept}
+
+
+def _addresses(context: JobContext) -> dict[str, str]:
+    """Return the variables by which processes that run agents and scorers find environments and the job's broker."""
+    found = {
         server.variable: f"http://{environment_object(context, server)}.{context.namespace}.svc:{server.port}"
         for server in context.spec.environments
     }
-
-
-def environment_manifests(context: JobContext, server: EnvironmentServerSpec, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment and Service of one environment."""
-    name, separate = environment_object(context, server), environment_labels(server)
-    reached = service(context, name, ENVIRONMENT_ROLE, {"http": server.port}, headless=False, **separate)
-    if server.session_affinity == "clientIP":
-        kept = {"clientIP": {"timeoutSeconds": _CLIENT_KEPT_S}}
-        reached["spec"] |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": kept}
-    return [deployment(context, name, ENVIRONMENT_ROLE, frozen, _rolling(surge=1, unavailable=1), **separate), reached]
+    if context.spec.has_broker:
+        host = f"{context.role_object(SANDBOXES_ROLE)}.{context.namespace}.svc"
+        found["PLAUDIT_SANDBOXES_URL"] = f"http://{host}:{names.SANDBOXES_PORT}"
+        found["PLAUDIT_SANDBOXES_TOKEN_FILE"] = _sandboxes_token_file(context)
+    return found
 
 
 def has_gateway(context: JobContext) -> bool:
@@ -142,8 +129,8 @@ def has_gateway(context: JobContext) -> bool:
     return not context.spec.trains and (not templates or GATEWAY_ROLE in templates)
 
 
-def gateway_template(context: JobContext) -> Manifest:
-    """Return the pod template of the gateways."""
+def gateway_pod(context: JobContext) -> RolePod:
+    """Return the pods of the gateways."""
     gateway = context.spec.reward.gateway
     secret_name = gateway.token_secret or names.gateway_secret(context.name, context.run_uid)
     token = gateway.canary.service.token_secret if gateway.canary else None
@@ -151,7 +138,7 @@ def gateway_template(context: JobContext) -> Manifest:
     # no part of its revision, so its other pods stay.
     own = gateway_settings(context)
     settings = {names.LABEL_GATEWAY_SETTINGS: digest(own)[:_DIGITS]} if context.revision and own else {}
-    process = RolePod(
+    return RolePod(
         role=GATEWAY_ROLE,
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_workers.gateway"],
@@ -174,7 +161,6 @@ def gateway_template(context: JobContext) -> Manifest:
         extra_volumes=({"name": "tokens", "secret": {"secretName": secret_name, "defaultMode": 0o440}},),
         extra_mounts=({"name": "tokens", "mountPath": TOKENS_FOLDER, "readOnly": True},),
     )
-    return pod_template(context, process)
 
 
 def token_secrets(context: JobContext, role: str) -> set[str]:
@@ -191,30 +177,18 @@ def gateway_settings(context: JobContext) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name != "replicas"}
 
 
-def gateway_manifests(context: JobContext, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment and Service of the gateways."""
-    name, strategy = context.role_object(GATEWAY_ROLE), _rolling(surge=1, unavailable=0)
-    return [
-        deployment(context, name, GATEWAY_ROLE, frozen, strategy),
-        service(context, name, GATEWAY_ROLE, {"http": names.GATEWAY_PORT}),
-    ]
-
-
-def makes_gateway_secret(context: JobContext) -> bool:
-    """Return True if the operator makes the Secret with the callers' tokens."""
-    return has_gateway(context) and not context.spec.reward.gateway.token_secret
-
-
-def gateway_secret(context: JobContext) -> Manifest:
-    """Return the Secret with the token of one caller, created once; a person may add keys for further callers."""
+def gateway_created_once(context: JobContext) -> list[Manifest]:
+    """Return the Secret with the token of one caller, unless the user names one; a person may add further callers."""
+    if context.spec.reward.gateway.token_secret:
+        return []
     metadata = context.metadata(names.gateway_secret(context.name, context.run_uid), GATEWAY_ROLE)
     data = {FIRST_CALLER: secrets.token_urlsafe(32)}
-    return context.manifest(SECRET, metadata, type="Opaque", stringData=data)
+    return [context.manifest(SECRET, metadata, type="Opaque", stringData=data)]
 
 
-def metrics_template(context: JobContext) -> Manifest:
-    """Return the pod template of the metrics service."""
-    process = RolePod(
+def metrics_pod(context: JobContext) -> RolePod:
+    """Return the pods of the metrics service."""
+    return RolePod(
         role=METRICS_ROLE,
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_metrics"],
@@ -229,16 +203,6 @@ def metrics_template(context: JobContext) -> Manifest:
         liveness=http_probe("/healthz", "metrics"),
         grace_s=15,
     )
-    return pod_template(context, process)
-
-
-def metrics_manifests(context: JobContext, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment and Service of the metrics service."""
-    name = context.role_object(METRICS_ROLE)
-    return [
-        deployment(context, name, METRICS_ROLE, frozen, {"type": "Recreate"}),
-        service(context, name, METRICS_ROLE, {"metrics": names.METRICS_PORT}),
-    ]
 
 
 def metrics_address(name: str, namespace: str) -> str:
@@ -246,8 +210,8 @@ def metrics_address(name: str, namespace: str) -> str:
     return f"http://{names.role_object(name, METRICS_ROLE)}.{namespace}.svc:{names.METRICS_PORT}"
 
 
-def model_template(context: JobContext, scorer: ScorerSpec) -> Manifest:
-    """Return the pod template of one scorer's servers."""
+def model_pod(context: JobContext, scorer: ScorerSpec) -> RolePod:
+    """Return the pods of one scorer's servers."""
     model, storage = scorer.served, context.spec.storage
     assert model is not None
     with_gpu = model.pod.uses_gpus(context.platform.gpu_resource)
@@ -263,7 +227,7 @@ def model_template(context: JobContext, scorer: ScorerSpec) -> Manifest:
     if storage.claim_name and not model.sleep_during_updates:  # a process that joins the run has the volume already
         volumes = ({"name": "run", "persistentVolumeClaim": {"claimName": storage.claim_name}},)
         mounts = ({"name": "run", "mountPath": storage.mount_path},)
-    process = RolePod(
+    return RolePod(
         role=MODEL_ROLE,
         image=context.settings.images.gpu,
         command=["python3", *command],
@@ -274,11 +238,9 @@ def model_template(context: JobContext, scorer: ScorerSpec) -> Manifest:
         grace_s=30,
         gpus=1 if with_gpu else 0,
         joins_run=model.sleep_during_updates,
-        labels=model_labels(context, scorer),
         extra_volumes=volumes,
         extra_mounts=mounts,
     )
-    return pod_template(context, process)
 
 
 def model_object(context: JobContext, scorer: ScorerSpec) -> str:
@@ -311,28 +273,18 @@ def written_model(context: JobContext, scorer: ScorerSpec) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", section)
 
 
-def model_manifests(context: JobContext, scorer: ScorerSpec, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment and Service of one scorer's servers."""
-    name, separate = model_object(context, scorer), model_labels(context, scorer)
-    return [
-        deployment(context, name, MODEL_ROLE, frozen, _rolling(surge=0, unavailable=1), **separate),
-        service(context, name, MODEL_ROLE, {"model": names.MODEL_PORT}, headless=True, **separate),
-    ]
-
-
-def reward_template(context: JobContext) -> Manifest:
-    """Return the pod template of the reward workers."""
-    environment = {**_HEALTH_PORT, **environment_variables(context)}
+def reward_pod(context: JobContext) -> RolePod:
+    """Return the pods of the reward workers."""
+    environment = {**_HEALTH_PORT, **_addresses(context)}
     if context.revision:
         environment["PLAUDIT_SCORING_VERSION"] = context.revision
-    environment |= _sandboxes_environment(context)
     servers = {  # one headless name resolves to all servers of a scorer
         scorer.name: [f"http://{model_object(context, scorer)}.{context.namespace}.svc:{names.MODEL_PORT}"]
         for scorer in context.spec.reward.model_scorers
     }
     if servers:
         environment["PLAUDIT_MODEL_SERVERS"] = json.dumps(servers)
-    process = RolePod(
+    return RolePod(
         role=REWARD_ROLE,
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_workers.scoring"],
@@ -346,126 +298,69 @@ def reward_template(context: JobContext) -> Manifest:
         secrets=(*(secret for _, secret in reward_secrets(context.spec.reward)), *_sandboxes_secrets(context)),
         labels=context.uses_labels,
     )
-    return pod_template(context, process)
 
 
-def reward_manifests(context: JobContext, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment of the reward workers."""
-    # The workers of a service's last revision score until those of the new one are ready.
-    strategy = _rolling(surge=1, unavailable=0 if context.revision else 1)
-    return [deployment(context, context.role_object(REWARD_ROLE), REWARD_ROLE, frozen, strategy)]
+def rollout_pod(context: JobContext, group: str, spec: RolloutSpec) -> RolePod:
+    """Return the pods of a group, whose name is empty in a job without; ``rollout_job`` adds the fields of an attempt.
 
-
-@dataclass(frozen=True)
-class RolloutGroup:
-    """Describe the rollout workers of one pod template."""
-
-    name: str
-    """Name of the entry of ``rollout.groups``; empty for a job without groups."""
-    spec: RolloutSpec
-    """``rollout`` as it applies to this group."""
-
-    @property
-    def child(self) -> str:
-        """Return the key of its pod template among the frozen ones."""
-        return f"{ROLLOUT_ROLE}/{self.name}" if self.name else ROLLOUT_ROLE
-
-    @property
-    def spans_pods(self) -> bool:
-        """Return True if a replica has several pods, which hold one copy of the model together."""
-        return self.spec.pods_per_replica > 1
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Return the labels that separate its objects from those of other groups."""
-        return {names.LABEL_ROLLOUT_GROUP: self.name} if self.name else {}
-
-
-def rollout_groups(context: JobContext) -> list[RolloutGroup]:
-    """Return the rollout groups of a job; none if it does not train."""
-    groups = context.spec.rollout.by_group if context.spec.trains else {}
-    return [RolloutGroup(name, spec) for name, spec in groups.items()]
-
-
-def rollout_template(context: JobContext, group: RolloutGroup) -> Manifest:
-    """Return the pod template of a group; ``rollout_job`` adds the fields of one attempt."""
-    environment: dict[str, Any] = {
-        **_HEALTH_PORT,
-        **environment_variables(context),
-        **_sandboxes_environment(context),
-    }
+    ``spec`` is ``rollout`` as it applies to the group.
+    """
+    environment: dict[str, Any] = {**_HEALTH_PORT, **_addresses(context)}
     ports = {"health": names.HEALTH_PORT}
-    if group.name:
-        environment["PLAUDIT_ROLLOUT_GROUP"] = group.name
+    if group:
+        environment["PLAUDIT_ROLLOUT_GROUP"] = group
     if context.spec.programs_in_pods:
         environment |= {ENDPOINT_HOST_VARIABLE: _POD_ADDRESS, ENDPOINT_PORT_VARIABLE: str(names.ENDPOINT_PORT)}
         ports["endpoint"] = names.ENDPOINT_PORT
     fields: Manifest = {}
-    if group.spans_pods:
+    spans_pods = spec.pods_per_replica > 1
+    if spans_pods:
         environment["PLAUDIT_REPLICA_RANK"] = _RANK
         # A pod that ends well would complete its index: the others would wait for it, and the Job would not fail.
         environment["PLAUDIT_EXIT_WHEN_STOPPED"] = str(names.EXIT_STOPPED)
         fields = {"subdomain": context.role_object(ROLLOUT_ROLE)}
     images = context.settings.images
-    process = RolePod(
+    return RolePod(
         role=ROLLOUT_ROLE,
-        image=images.gpu if group.spec.engine.kind == "vllm" else images.worker,
+        image=images.gpu if spec.engine.kind == "vllm" else images.worker,
         command=["python3", "-m", "plaudit_workers.rollout"],
-        pod=group.spec.pod,
+        pod=spec.pod,
         environment=environment,
         ports=ports,
         probe=http_probe("/readyz", "health"),
         grace_s=60,
-        gpus=group.spec.gpus_per_pod,
-        restart_policy="Never" if group.spans_pods else "Always",
+        gpus=spec.gpus_per_pod,
+        restart_policy="Never" if spans_pods else "Always",
         secrets=_sandboxes_secrets(context),
         pod_fields=fields,
-        labels=group.labels,
     )
-    return pod_template(context, process)
-
-
-def rollout_manifests(context: JobContext, group: RolloutGroup, frozen: Frozen) -> list[Manifest]:
-    """Return the Deployment of a group; none for replicas of several pods.
-
-    An update of it never runs more pods than there are GPUs for.
-    """
-    if group.spans_pods:
-        return []
-    name, strategy = names.rollout_object(context.name, group.name), _rolling(surge=0, unavailable=1)
-    return [deployment(context, name, ROLLOUT_ROLE, frozen, strategy, **group.labels)]
 
 
 def rollout_service(context: JobContext) -> list[Manifest]:
-    """Return the Service that gives the pods of replicas DNS names, even before they are ready; none without them."""
-    if not any(group.spans_pods for group in rollout_groups(context)):
+    """Return the Service that gives the pods of replicas DNS names, of all groups; none without replicas of several."""
+    groups = context.spec.rollout.by_group if context.spec.trains else {}
+    if all(each.pods_per_replica == 1 for each in groups.values()):
         return []
-    return [_service_of_ranks(context, ROLLOUT_ROLE, {"replica": names.REPLICA_PORT})]
+    ports = {"replica": names.REPLICA_PORT}
+    return [service(context, context.role_object(ROLLOUT_ROLE), ROLLOUT_ROLE, ports, OF_RANKS)]
 
 
-def rollout_job(
-    context: JobContext, group: RolloutGroup, template: Manifest, attempt: ReplicaAttempt, *, suspend: bool
-) -> Manifest:
-    """Return the Job of one attempt of a replica; ``template`` is the group's frozen pod template."""
-    frozen, name = digest(template), names.rollout_job(context.name, group.name, attempt.replica, attempt.number)
+def rollout_job(child: Child, template: Manifest, attempt: ReplicaAttempt, *, suspend: bool) -> Manifest:
+    """Return the Job of one attempt of a replica; ``template`` is the frozen pod template of its group."""
+    name = names.rollout_job(child.context.name, child.part, attempt.replica, attempt.number)
     labels = {names.LABEL_REPLICA: str(attempt.replica), names.LABEL_ATTEMPT: str(attempt.number)}
-    template = _of_attempt(context, template, ROLLOUT_ROLE, name, labels, leader="PLAUDIT_REPLICA_LEADER")
-    metadata = context.metadata(name, ROLLOUT_ROLE, **group.labels, **labels)
-    metadata["annotations"] = {names.SHORT_ATTEMPTS: str(attempt.short_attempts), names.TEMPLATE: frozen}
-    return _indexed_job(context, metadata, template, group.spec.pods_per_replica, suspend=suspend)
+    counted = {names.SHORT_ATTEMPTS: str(attempt.short_attempts)}
+    return _indexed_job(child, template, name, labels, counted, "PLAUDIT_REPLICA_LEADER", suspend=suspend)
 
 
-def sandboxes_template(context: JobContext) -> Manifest:
-    """Return the pod template of the broker of machines, the only pod of the job that may make pods."""
+def sandboxes_pod(context: JobContext) -> RolePod:
+    """Return the pods of the broker of machines, the only ones of the job that may make pods."""
     resources = ResourcesSpec(requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "2Gi"})
-    process = RolePod(
+    return RolePod(
         role=SANDBOXES_ROLE,
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_workers.sandboxes"],
-        pod=PodSpec(
-            service_account_name=context.role_object(SANDBOXES_ROLE),
-            resources=resources,
-        ),
+        pod=PodSpec(service_account_name=context.role_object(SANDBOXES_ROLE), resources=resources),
         environment={
             **_HEALTH_PORT,
             "PLAUDIT_SANDBOXES_HOST": _ALL_ADDRESSES,
@@ -480,21 +375,12 @@ def sandboxes_template(context: JobContext) -> Manifest:
         grace_s=60,
         secrets=_sandboxes_secrets(context),
     )
-    return pod_template(context, process)
 
 
-def sandboxes_manifests(context: JobContext, frozen: Frozen, *, rests: bool) -> list[Manifest]:
-    """Return the Deployment of the broker, its Service and its service account.
-
-    The machines belong to the broker's ReplicaSet. So a job that ``rests`` has no Deployment, not one without pods:
-    its machines go with it at once, whatever became of the broker.
-    """
-    name = context.role_object(SANDBOXES_ROLE)
-    return [
-        context.manifest(SERVICE_ACCOUNT, context.metadata(name, SANDBOXES_ROLE), automountServiceAccountToken=False),
-        *([] if rests else [deployment(context, name, SANDBOXES_ROLE, frozen, {"type": "Recreate"})]),
-        service(context, name, SANDBOXES_ROLE, {"http": names.SANDBOXES_PORT}),
-    ]
+def sandboxes_account(context: JobContext) -> Manifest:
+    """Return the service account of the broker."""
+    metadata = context.metadata(context.role_object(SANDBOXES_ROLE), SANDBOXES_ROLE)
+    return context.manifest(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)
 
 
 def sandboxes_created_once(context: JobContext) -> list[Manifest]:
@@ -513,17 +399,6 @@ def sandboxes_created_once(context: JobContext) -> list[Manifest]:
     ]
 
 
-def _sandboxes_environment(context: JobContext) -> dict[str, str]:
-    """Return the variables of processes that use the machines of the job's broker."""
-    if not context.spec.has_broker:
-        return {}
-    name = f"{context.role_object(SANDBOXES_ROLE)}.{context.namespace}.svc"
-    return {
-        "PLAUDIT_SANDBOXES_URL": f"http://{name}:{names.SANDBOXES_PORT}",
-        "PLAUDIT_SANDBOXES_TOKEN_FILE": _sandboxes_token_file(context),
-    }
-
-
 def _sandboxes_secrets(context: JobContext) -> tuple[SecretKey, ...]:
     if not context.spec.has_broker:
         return ()
@@ -534,15 +409,11 @@ def _sandboxes_token_file(context: JobContext) -> str:
     return f"{SECRETS_FOLDER}/{names.sandboxes_objects(context.name, context.run_uid)}/{_SANDBOXES_TOKEN}"
 
 
-def trainer_template(context: JobContext) -> Manifest:
-    """Return the pod template of the trainer; ``trainer_job`` adds the fields of one attempt."""
+def trainer_pod(context: JobContext) -> RolePod:
+    """Return the pods of the trainer; ``trainer_job`` adds the fields of one attempt."""
     trainer = context.spec.trainer
     ranks_per_pod = min(trainer.ranks, trainer.ranks_per_pod)
-    environment: dict[str, Any] = {
-        "PLAUDIT_EXIT_WHEN_STOPPED": str(names.EXIT_STOPPED),
-        **environment_variables(context),
-        **_sandboxes_environment(context),
-    }
+    environment: dict[str, Any] = {"PLAUDIT_EXIT_WHEN_STOPPED": str(names.EXIT_STOPPED), **_addresses(context)}
     if trainer.weights.transfer == "direct":
         environment["PLAUDIT_WEIGHTS_PORT"] = str(names.WEIGHTS_PORT)
     command = ["python3", "-m", "plaudit_workers.training"]
@@ -553,7 +424,7 @@ def trainer_template(context: JobContext) -> Manifest:
         else:
             environment["LOCAL_WORLD_SIZE"] = str(ranks_per_pod)
             command = ["python3", "-m", "plaudit_workers.launch.ranks"]
-    process = RolePod(
+    return RolePod(
         role=TRAINER_ROLE,
         image=context.settings.images.gpu,
         command=command,
@@ -565,59 +436,45 @@ def trainer_template(context: JobContext) -> Manifest:
         secrets=_sandboxes_secrets(context),
         pod_fields={"subdomain": context.role_object(TRAINER_ROLE)} if trainer.ranks > 1 else {},
     )
-    return pod_template(context, process)
 
 
-def trainer_service(context: JobContext) -> list[Manifest]:
-    """Return the Service that gives the ranks' pods DNS names, even before they are ready; none for a single rank."""
-    if context.spec.trainer.ranks == 1:
-        return []
-    return [_service_of_ranks(context, TRAINER_ROLE, {"rendezvous": names.RENDEZVOUS_PORT})]
-
-
-def trainer_job(context: JobContext, template: Manifest, attempt: int, *, suspend: bool) -> Manifest:
+def trainer_job(child: Child, template: Manifest, attempt: int, *, suspend: bool) -> Manifest:
     """Return the Job of one attempt; ``template`` is the trainer's frozen pod template."""
-    name, labels = names.trainer_job(context.name, attempt), {names.LABEL_ATTEMPT: str(attempt)}
-    frozen, leader = digest(template), "MASTER_ADDR" if context.spec.trainer.ranks > 1 else ""
-    template = _of_attempt(context, template, TRAINER_ROLE, name, labels, leader=leader)
-    metadata = context.metadata(name, TRAINER_ROLE, **labels)
-    metadata["annotations"] = {names.TEMPLATE: frozen}
-    return _indexed_job(context, metadata, template, context.spec.trainer.pods, suspend=suspend)
+    name, labels = names.trainer_job(child.context.name, attempt), {names.LABEL_ATTEMPT: str(attempt)}
+    leader = "MASTER_ADDR" if child.context.spec.trainer.ranks > 1 else ""
+    return _indexed_job(child, template, name, labels, {}, leader, suspend=suspend)
 
 
-def _of_attempt(
-    context: JobContext, template: Manifest, role: str, job: str, labels: Mapping[str, str], *, leader: str
+def _indexed_job(
+    child: Child,
+    template: Manifest,
+    name: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    leader: str,
+    *,
+    suspend: bool,
 ) -> Manifest:
-    """Return a frozen template with the labels of one attempt, and its first pod's host in the variable ``leader``.
-
-    The names of the pods begin with that of their Job.
-    """
-    metadata, spec = template["metadata"], template["spec"]
-    if leader:
-        variable = {"name": leader, "value": f"{job}-0.{context.role_object(role)}.{context.namespace}.svc"}
-        containers = [{**c, "env": [*c["env"], variable]} if c["name"] == role else c for c in spec["containers"]]
-        spec = {**spec, "containers": containers}
-    return {**template, "metadata": {**metadata, "labels": metadata["labels"] | labels}, "spec": spec}
-
-
-def _indexed_job(context: JobContext, metadata: Manifest, template: Manifest, pods: int, *, suspend: bool) -> Manifest:
     """Return a Job that gives its pods stable names, and fails as a whole as soon as one of them fails.
 
     A Job cannot restart a group of ranks (it would replace one while the others hang in collectives), so an attempt is
-    never repaired.
+    never repaired. The variable ``leader`` holds the host of the first pod: names of pods begin with that of their Job.
     """
+    context, role = child.context, child.role
+    metadata = context.metadata(name, role, **child.labels, **labels)
+    metadata["annotations"] = {**annotations, names.TEMPLATE: digest(template)}
+    pod = template["spec"]
+    if leader:
+        variable = {"name": leader, "value": f"{name}-0.{context.role_object(role)}.{context.namespace}.svc"}
+        containers = [{**c, "env": [*c["env"], variable]} if c["name"] == role else c for c in pod["containers"]]
+        pod = {**pod, "containers": containers}
+    of_template = {**template["metadata"], "labels": template["metadata"]["labels"] | labels}
     spec = {
         "completionMode": "Indexed",
-        "completions": pods,
-        "parallelism": pods,
+        "completions": child.pods_per_replica,
+        "parallelism": child.pods_per_replica,
         "backoffLimit": 0,
         "suspend": suspend,
-        "template": template,
+        "template": {**template, "metadata": of_template, "spec": pod},
     }
     return context.manifest(JOB, metadata, spec)
-
-
-def _service_of_ranks(context: JobContext, role: str, ports: dict[str, int]) -> Manifest:
-    found = service(context, context.role_object(role), role, ports, headless=True)
-    found["spec"]["publishNotReadyAddresses"] = True
-    return found

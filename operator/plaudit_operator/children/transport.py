@@ -6,11 +6,17 @@ import secrets
 
 from plaudit_job.spec.pod import PodSpec
 from plaudit_operator import names
-from plaudit_operator.children.context import Frozen, JobContext, Manifest
+from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.job_config import REDIS_FOLDER, redis_mount, redis_volume, secret_source
+<<<<<<< HEAD
 from plaudit_operator.children.pod import RolePod, pod_template, restricted_container, service, small_resources
 from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
 from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, server_configuration, users
+=======
+from plaudit_operator.children.pod import RolePod, restricted_container, small_resources
+from plaudit_operator.runtime.kinds import SECRET
+from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, users
+>>>>>>> h-roles
 
 ROLE = "redis"
 USERS_FILE = "users.acl"
@@ -40,13 +46,13 @@ def managed(context: JobContext) -> bool:
     return not context.spec.transport.url
 
 
-def template(context: JobContext) -> Manifest:
-    """Return the pod template of Redis."""
+def redis_pod(context: JobContext) -> RolePod:
+    """Return the pods of Redis."""
     transport = context.spec.transport.managed
     limits = {"memory": transport.memory, **transport.pod.resources.limits}
     resources = transport.pod.resources.model_copy(update={"limits": limits})
     pod = transport.pod.model_copy(update={"resources": resources})
-    process = RolePod(
+    return RolePod(
         role=ROLE,
         image=transport.image or context.settings.images.redis,
         command=["sh", "-c", _START],
@@ -63,7 +69,6 @@ def template(context: JobContext) -> Manifest:
         ),
         init_containers=(_write_functions(context, pod),),
     )
-    return pod_template(context, process)
 
 
 def _write_functions(context: JobContext, pod: PodSpec) -> Manifest:
@@ -90,35 +95,22 @@ def replicas(context: JobContext) -> int:
     return 0 if context.spec.suspend and context.spec.scheduling.whole else 1
 
 
-def manifests(context: JobContext, frozen: Frozen) -> list[Manifest]:
-    """Return the StatefulSet and Service."""
-    name = context.role_object(ROLE)
-    reached = service(context, name, ROLE, {"redis": names.REDIS_PORT})
-    # A probe that times out on a busy node must not cut off every process of the job: there is no other Redis.
-    reached["spec"]["publishNotReadyAddresses"] = True
-    return [_stateful_set(context, name, frozen), reached]
-
-
-def _stateful_set(context: JobContext, name: str, frozen: Frozen) -> Manifest:
+def stateful_set(context: JobContext) -> Manifest:
+    """Return the fields of the spec of the StatefulSet."""
     transport = context.spec.transport.managed
     claim: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": transport.storage}}}
     if transport.storage_class_name:
         claim["storageClassName"] = transport.storage_class_name
-    metadata = context.metadata(name, ROLE)
-    metadata["annotations"] = {names.INPUTS: frozen["inputs"]}
-    spec = {
-        "serviceName": name,
+    return {
+        "serviceName": context.role_object(ROLE),
         "replicas": replicas(context),
         "podManagementPolicy": "Parallel",
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
-        "selector": {"matchLabels": context.labels(ROLE)},
-        "template": frozen["template"],
         "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
     }
-    return context.manifest(STATEFUL_SET, metadata, spec)
 
 
-def secret(context: JobContext) -> Manifest:
+def created_once(context: JobContext) -> list[Manifest]:
     """Return the Secret with a password for each user of the run's Redis, and the ACL file that Redis loads.
 
     It is created once: the operator may create Secrets, but neither read nor change them.
@@ -126,4 +118,4 @@ def secret(context: JobContext) -> Manifest:
     metadata = context.metadata(names.redis_secret(context.name, context.run_uid), ROLE)
     passwords = {user: secrets.token_urlsafe(32) for user in users(trains=context.spec.trains)}
     data = passwords | {USERS_FILE: acl_file(context.run, passwords), KEDA_USERNAME: "keda"}
-    return context.manifest(SECRET, metadata, type="Opaque", stringData=data)
+    return [context.manifest(SECRET, metadata, type="Opaque", stringData=data)]

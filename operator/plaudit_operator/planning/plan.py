@@ -29,18 +29,9 @@ from plaudit_operator.actions import (
 )
 from plaudit_operator.admission import RefusedJob, digest
 from plaudit_operator.attempts import TrainerAttempt, decide_replicas, exhausted, never_ran, present_attempt
-from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.roles import (
-    GATEWAY_ROLE,
-    SANDBOXES_ROLE,
-    gateway_secret,
-    makes_gateway_secret,
-    rollout_groups,
-    rollout_job,
-    sandboxes_created_once,
-    trainer_job,
-)
+from plaudit_operator.children.pod import Child
+from plaudit_operator.children.roles import ROLLOUT_ROLE, TRAINER_ROLE, rollout_job, trainer_job
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, owner_uid
 from plaudit_operator.planning.rendering import Rendering, rendering
@@ -54,7 +45,7 @@ from plaudit_operator.policies import (
     runs_on,
     time_left_s,
 )
-from plaudit_operator.runtime.kinds import CHILDREN
+from plaudit_operator.runtime.kinds import CHILDREN, JOB
 from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.roles import RoleState, role_states
 from plaudit_operator.status.status import (
@@ -134,7 +125,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
         return Plan(ended_status(observed, ending, now), requeue_after_s=_AFTER_A_COUNT_S)
     if attempt and attempt.verdict in ("failed", "disrupted"):
         return _next_attempt(rendered, observed, attempt, now)
-    roles = role_states(context, observed, attempt, now, rendered.created_with)
+    roles = role_states(context, rendered.children, observed, attempt, now, rendered.created_with)
     lost, next_lost = lost_pods(observed, now)
     replicas, next_replica = _replicas(rendered, observed, now)
     actions = [*_children(rendered, observed), *lost, *replicas, *attempts.restored_sizes(observed)]
@@ -144,7 +135,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
         actions += _trainer_actions(rendered, observed, attempt, pauses=pause_s > 0)
         if pause_s > 0 and not suspended:
             roles["trainer"] = _backing_off(roles["trainer"], observed)
-    report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
+    report = status(context, rendered.children, observed, roles, now, suspended=suspended, waits=rendered.waits)
     wait = earliest(
         next_lost,
         next_replica,
@@ -182,30 +173,29 @@ def _next_attempt(rendered: Rendering, observed: Observed, attempt: TrainerAttem
     counted |= attempts.after_attempt(observed, attempt, policy, now)
     after = replace(observed, job={**observed.job, "status": counted})
     next_attempt = TrainerAttempt(attempt.number + 1, "absent")
-    roles = role_states(context, after, next_attempt, now, rendered.created_with)
+    roles = role_states(context, rendered.children, after, next_attempt, now, rendered.created_with)
     roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
-    report = status(context, after, roles, now, suspended=rendered.suspended, waits=rendered.waits)
+    suspended, waits = rendered.suspended, rendered.waits
+    report = status(context, rendered.children, after, roles, now, suspended=suspended, waits=waits)
     return Plan(report, requeue_after_s=_AFTER_A_COUNT_S)
 
 
 def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     context = rendered.context
-    if transport.managed(context) and not observed.child("StatefulSet", context.role_object("redis")):
-        yield Create(transport.secret(context), first=True)
-    if makes_gateway_secret(context) and not observed.child("Deployment", context.role_object(GATEWAY_ROLE)):
-        yield Create(gateway_secret(context), first=True)
-    if context.spec.has_broker and _lacks(observed, rendered, context.role_object(SANDBOXES_ROLE)):
-        yield from (Create(manifest, first=True) for manifest in sandboxes_created_once(context))
+    for child in rendered.children:
+        if _lacks(observed, rendered, child):
+            yield from (Create(manifest, first=True) for manifest in child.created_once(context))
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, outliving_trainer(manifest, observed))
     yield from _obsolete(observed, rendered.manifests, context.revision)
     yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
 
 
-def _lacks(observed: Observed, rendered: Rendering, deployment: str) -> bool:
-    """Return True if a Deployment is wanted and missing: what only its pods need may be missing too."""
-    wanted = (("Deployment", deployment) == (each["kind"], each["metadata"]["name"]) for each in rendered.manifests)
-    return any(wanted) and not observed.child("Deployment", deployment)
+def _lacks(observed: Observed, rendered: Rendering, child: Child) -> bool:
+    """Return True if the owner of its pods is wanted and missing: what only these need may be missing too."""
+    owner = child.kind.kind, child.owner
+    wanted = (owner == (each["kind"], each["metadata"]["name"]) for each in rendered.manifests)
+    return not observed.child(*owner) and any(wanted)
 
 
 def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Iterator[Action]:
@@ -243,15 +233,15 @@ def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list
     """Return the changes of rollout replicas of several pods, and the seconds until the next pause is over."""
     context, actions, waits = rendered.context, list[Action](), list[float | None]()
     policy = context.spec.lifecycle.failure_policy.backoff
-    for group in rollout_groups(context):
-        if not group.spans_pods:
+    for child in rendered.children:
+        if child.role != ROLLOUT_ROLE or child.kind is not JOB:
             continue
-        count = 0 if rendered.suspended else group.spec.replicas
-        template = rendered.templates[group.child]["template"]
-        decision = decide_replicas(observed, group.name, digest(template), count, policy, now)
+        count = 0 if rendered.suspended else child.replicas or 0
+        template = rendered.templates[child.name]["template"]
+        decision = decide_replicas(observed, child.part, digest(template), count, policy, now)
         for attempt in decision.starts:
             # The number of an attempt is kept by its Job: the next one is made before the one before is deleted.
-            made = rollout_job(context, group, template, attempt, suspend=attempt.number > 0)
+            made = rollout_job(child, template, attempt, suspend=attempt.number > 0)
             actions.append(Create(made, first=True))
         actions += decision.changes
         waits.append(decision.wait_s)
@@ -276,17 +266,18 @@ def _trainer_actions(
     for pod in pods:
         if attempt_of(pod) < attempt.number and not is_leaving(pod):
             yield Delete.of("Pod", pod, grace_s=_GRACE_OF_A_BROKEN_RANK_S)
-    template = rendered.templates["trainer"]["template"]
+    child = next(each for each in rendered.children if each.role == TRAINER_ROLE)
+    template = rendered.templates[child.name]["template"]
     if attempt.job is None:
         yield from attempts.deletions_of_orphans(pods)
         if any(owner_uid(pod) and attempt_of(pod) == attempt.number and not is_leaving(pod) for pod in pods):
             # Their Job is there, and has lost the labels by which it would be seen; or garbage collection comes next.
-            unseen = trainer_job(rendered.context, template, attempt.number, suspend=False)["metadata"]
+            unseen = trainer_job(child, template, attempt.number, suspend=False)["metadata"]
             yield Patch("Job", unseen["name"], {"metadata": {"labels": unseen["labels"]}}, is_there=False)
     if attempt.job is not None and never_ran(attempt.job, pods, digest(template)):
         yield Delete.of("Job", attempt.job)
     elif attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
-        yield Create(trainer_job(rendered.context, template, attempt.number, suspend=False))
+        yield Create(trainer_job(child, template, attempt.number, suspend=False))
     if attempt.job is not None and bool(attempt.job["spec"].get("suspend")) != rendered.suspended:
         yield suspend_job(attempt.job, suspend=rendered.suspended)
 

@@ -10,20 +10,22 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
 import msgspec
 
 from plaudit_operator import names
 from plaudit_operator.admission import Admitted, RefusedJob, admit, digest, unreadable, with_data, without_data
 from plaudit_operator.children import job_config, transport
-from plaudit_operator.children.all import fixed_replicas, frozen_templates, gang_deployments, manifests
+from plaudit_operator.children.all import children, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest, Templates
-from plaudit_operator.children.pod import images_of
+from plaudit_operator.children.pod import Child, images_of
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Object, Observed, labels
 from plaudit_operator.platform import beyond_a_node, platform_of
 from plaudit_operator.pod_state import has_run, lacks_image
 from plaudit_operator.policies import GangWait, awaited
+from plaudit_operator.runtime.kinds import DEPLOYMENT
 from plaudit_operator.runtime.threads import Latest
 from plaudit_operator.services import admit_service, is_service, resolved, without_edit
 from plaudit_operator.settings import Images, OperatorSettings
@@ -43,12 +45,20 @@ class Rendering:
     context: JobContext
     templates: Templates
     manifests: Sequence[Manifest]
-    replicas: Mapping[str, int | None]
-    """Replicas by Deployment while the job runs; None if an autoscaler sets them."""
     waits: GangWait = ""
     """The reason why the job has to wait before all of it may start; empty if it does not."""
     gang: frozenset[str] = frozenset()
     """Deployments in the job's gang, whose pods wait for each other."""
+
+    @cached_property
+    def children(self) -> Sequence[Child]:
+        """Return the job's children."""
+        return tuple(children(self.context))
+
+    @cached_property
+    def replicas(self) -> Mapping[str, int | None]:
+        """Return the replicas by Deployment while the job runs; None if an autoscaler sets them."""
+        return {child.owner: child.replicas for child in self.children if child.kind is DEPLOYMENT}
 
     @property
     def suspended(self) -> bool:
@@ -174,13 +184,13 @@ def _rendered(key: _Key, admitted: Admitted) -> Rendering | RefusedJob:
     templates = frozen_templates(context)
     suspended = context.spec.suspend
     waits: GangWait = "" if suspended else key.waits
-    children = [_marked(child) for child in manifests(context, templates, suspended=suspended, waits=bool(waits))]
+    objects = [_marked(child) for child in manifests(context, templates, suspended=suspended, waits=bool(waits))]
     edited = context.revision and admitted.written.get("current.json") != job_config.as_json(admitted.current)
-    if (edited or not admitted.written) and (refused := _refusal(context, children)):
+    if (edited or not admitted.written) and (refused := _refusal(context, objects)):
         return refused
     gang = gang_deployments(context, templates)
     context = replace(context, admitted=replace(admitted, templates=templates))
-    return Rendering(context, templates, children, fixed_replicas(context), waits, gang)
+    return Rendering(context, templates, objects, waits, gang)
 
 
 def _thawed(observed: Observed, data: Mapping[str, str], settings: OperatorSettings) -> frozenset[str]:
@@ -201,7 +211,7 @@ def _thawed(observed: Observed, data: Mapping[str, str], settings: OperatorSetti
     if not started and not any(has_run(pod) for pods in own.values() for pod in pods):
         return frozenset(templates)
     lacking = {child for child, pods in own.items() if any(map(lacks_image, pods)) and not any(map(has_run, pods))}
-    return frozenset(lacking - set(job_config.REVISED_ROLES) if served else lacking)
+    return frozenset(lacking - set(names.REVISED_ROLES) if served else lacking)
 
 
 def _served(observed: Observed) -> str:

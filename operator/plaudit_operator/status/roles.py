@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.attempts import TrainerAttempt, group_of, replica_of
-from plaudit_operator.children import roles, transport
-from plaudit_operator.children.all import fixed_replicas
+from plaudit_operator.attempts import TrainerAttempt, replica_of
+from plaudit_operator.children import roles
 from plaudit_operator.children.context import JobContext
-from plaudit_operator.children.roles import RolloutGroup
+from plaudit_operator.children.pod import Child
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import (
     AWAITS_FINALIZER,
@@ -25,16 +25,7 @@ from plaudit_operator.observed import (
 )
 from plaudit_operator.pod_state import held_by, is_over, is_ready, is_running, problem_of, restarts_of, sidecars_left
 from plaudit_operator.policies import awaited, without_pod_name
-
-_PODS = {
-    "rollout": "spec.rollout.pod",
-    "reward": "spec.reward.workers.pod",
-    "gateway": "spec.reward.gateway.pod",
-    "trainer": "spec.trainer.pod",
-    "transport": "spec.transport.managed.pod",
-    "metrics": "spec.metrics.pod",
-    "sandboxes": "the pod of the machines' broker",
-}
+from plaudit_operator.runtime.kinds import JOB
 
 
 @dataclass(frozen=True)
@@ -42,10 +33,13 @@ class RoleState:
     """Hold the state of one role."""
 
     name: str
+    """In the status."""
+    label: str
+    """One of ``names.ROLES``."""
     desired: int
-    ready: int
-    updated: int
-    restarts: int
+    ready: int = 0
+    updated: int = 0
+    restarts: int = 0
     held: int = 0
     """Pods that hold resources; terminating ones do until they end."""
     reason: str = ""
@@ -83,6 +77,7 @@ def _lack(role: RoleState) -> str:
 
 def role_states(
     context: JobContext,
+    children: Sequence[Child],
     observed: Observed,
     attempt: TrainerAttempt | None,
     now: float,
@@ -93,101 +88,72 @@ def role_states(
     The name of a reward model is ``model/<scorer>``, that of an environment ``environment/<name>``. ``created_with``
     returns the pods with which a missing Deployment, or Redis, will be created: its creation changes no status.
     """
-    states, least = {}, _least(context, observed, created_with)
-    if transport.managed(context):
-        redis = "StatefulSet", context.role_object("redis")
-        states["transport"] = _of_workload(least, "transport", observed, redis, observed.pods_of("redis"), now)
-    if context.spec.trains:
-        states["rollout"] = _rollouts(context, least, observed, now)
-        states["trainer"] = _trainer(context, observed, attempt, now)
-    deployments: list[tuple[str, str, Mapping[str, str]]] = [("reward", context.role_object("reward"), {})]
-    if roles.has_gateway(context):
-        deployments.append(("gateway", context.role_object("gateway"), {}))
-    if context.spec.has_broker:
-        deployments.append(("sandboxes", context.role_object("sandboxes"), {}))
-    deployments += [
-        (f"model/{s.name}", roles.model_object(context, s), roles.model_labels(context, s))
-        for s in context.spec.reward.model_scorers
-    ]
-    deployments += [
-        (f"environment/{e.name}", roles.environment_object(context, e), roles.environment_labels(e))
-        for e in context.spec.environments
-    ]
-    deployments.append(("metrics", context.role_object("metrics"), {}))
-    for name, deployment, own in deployments:
-        pods = [pod for pod in observed.pods_of(name.partition("/")[0]) if own.items() <= labels(pod).items()]
-        states[name] = _of_workload(least, name, observed, ("Deployment", deployment), pods, now)
+    states, of_role = defaultdict[str, list[RoleState]](list), defaultdict[str, list[Object]](list)
+    for child in children:
+        pods = [pod for pod in observed.pods_of(child.role) if child.labels.items() <= labels(pod).items()]
+        if child.role == roles.TRAINER_ROLE:
+            state = _of_trainer(child, observed, attempt, pods, now)
+        elif child.kind is JOB:
+            state = _of_replicas(child, observed, pods, now, suspended=context.spec.suspend)
+        else:
+            state = _of_workload(child, observed, pods, _least(context, observed, child, created_with), now)
+        states[child.reported].append(state)
+        of_role[child.reported] += pods
+    together = {name: _together(parts) for name, parts in states.items()}
     return {
-        name: replace(role, remedy=_remedy(role, context) or _held(role, observed)) for name, role in states.items()
+        name: replace(role, remedy=_remedy(role, context) or _held(role, observed, of_role[name]))
+        for name, role in together.items()
     }
 
 
-def _held(role: RoleState, observed: Observed) -> str:
-    """Return what a role waits for that neither it nor the operator can end; empty if there is nothing."""
-    stopped = (job["metadata"]["name"] for job in observed.jobs_of("trainer") if job["spec"].get("suspend"))
-    if role.name == "trainer" and not role.is_ready and (name := next(stopped, "")):
-        return f"Job {name} is suspended; if it stays so, another program suspends it, such as a queue for all Jobs"
-    for pod in [] if role.is_ready else observed.pods_of({"transport": "redis"}.get(role.name, role.name)):
-        if why := held_by(pod):
-            return f"Pod {pod['metadata']['name']} {AWAITS_FINALIZER} {why}, which has to be taken off"
-        if left := sidecars_left(pod, role.name):
-            return f"Pod {pod['metadata']['name']} stays until its sidecars end: {', '.join(left)}"
-    return ""
-
-
-def _of_workload(
-    least: Mapping[str, int], role: str, observed: Observed, named: tuple[str, str], pods: list[Object], now: float
-) -> RoleState:
-    owner = observed.child(*named)
-    if owner is None:
-        return RoleState(role, least[named[1]], 0, 0, 0)
-    status = owner.get("status") or {}
-    # Its controller counts again a moment after a pod has ended.
-    ready = min(int(status.get("readyReplicas", 0)), sum(map(is_ready, pods)))
-    desired = int(owner["spec"].get("replicas", 1))
-    desired = max(desired, least.get(owner["metadata"]["name"], 0))  # it may still have to be scaled up
-    reason, problem = _problem(pods, _refusal(observed, owner), now)
-    restarts, held = sum(map(restarts_of, pods)), sum(not is_over(pod) for pod in pods)
-    return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
-
-
-def _least(context: JobContext, observed: Observed, created_with: Callable[[str], int]) -> dict[str, int]:
-    """Return the pods that Redis and each Deployment have to have, by name: of those that exist while it runs."""
-    redis, counts = context.role_object("redis"), fixed_replicas(context)
-    missing = {name for name in counts if not observed.child("Deployment", name)}
-    missing |= set() if observed.child("StatefulSet", redis) else {redis}
-    least: dict[str, int] = {}
-    if not context.spec.suspend:
-        scaling = context.spec.reward.workers.autoscaling
-        scaled = 0 if scaling is None else max(int(scaling.provider == "hpa"), scaling.min_replicas)
-        least = {redis: 1} | {name: scaled if count is None else count for name, count in counts.items()}
-        if awaited(observed):  # these roles start after the group
-            least.pop(context.role_object("reward"))
-    return least | {name: max(least.get(name, 0), created_with(name)) for name in missing}
-
-
-def _rollouts(context: JobContext, least: Mapping[str, int], observed: Observed, now: float) -> RoleState:
-    """Return the state of the rollouts of all groups together."""
-    states = []
-    for group in roles.rollout_groups(context):
-        pods = [pod for pod in observed.pods_of("rollout") if group_of(pod) == group.name]
-        if group.spans_pods:
-            states.append(_of_replicas(context, observed, group, pods, now))
-        else:
-            deployment = "Deployment", names.rollout_object(context.name, group.name)
-            states.append(_of_workload(least, "rollout", observed, deployment, pods, now))
-    # The first group that has a problem explains it.
+def _together(states: Sequence[RoleState]) -> RoleState:
+    """Return the state of all groups of a role; the first that has a problem explains it."""
     with_problem = next((state for state in states if state.problem), states[-1])
     counts = ("desired", "ready", "updated", "restarts", "held")
     return replace(with_problem, **{name: sum(getattr(state, name) for state in states) for name in counts})
 
 
-def _of_replicas(
-    context: JobContext, observed: Observed, group: RolloutGroup, pods: list[Object], now: float
-) -> RoleState:
+def _held(role: RoleState, observed: Observed, pods: Sequence[Object]) -> str:
+    """Return what a role waits for that neither it nor the operator can end; empty if there is nothing."""
+    stopped = (job["metadata"]["name"] for job in observed.jobs_of("trainer") if job["spec"].get("suspend"))
+    if role.name == "trainer" and not role.is_ready and (name := next(stopped, "")):
+        return f"Job {name} is suspended; if it stays so, another program suspends it, such as a queue for all Jobs"
+    for pod in [] if role.is_ready else pods:
+        if why := held_by(pod):
+            return f"Pod {pod['metadata']['name']} {AWAITS_FINALIZER} {why}, which has to be taken off"
+        if left := sidecars_left(pod, role.label):
+            return f"Pod {pod['metadata']['name']} stays until its sidecars end: {', '.join(left)}"
+    return ""
+
+
+def _least(context: JobContext, observed: Observed, child: Child, created_with: Callable[[str], int]) -> int:
+    """Return the pods that Redis or a Deployment has to have: of one that exists while it runs."""
+    scaling, least = context.spec.reward.workers.autoscaling, child.pods
+    if child.replicas is None and scaling:
+        least = max(int(scaling.provider == "hpa"), scaling.min_replicas)
+    if context.spec.suspend or (child.role == roles.REWARD_ROLE and awaited(observed)):  # they start after the group
+        least = 0
+    return least if observed.child(child.kind.kind, child.owner) else max(least, created_with(child.owner))
+
+
+def _of_workload(child: Child, observed: Observed, pods: list[Object], least: int, now: float) -> RoleState:
+    owner = observed.child(child.kind.kind, child.owner)
+    if owner is None:
+        return RoleState(child.reported, child.role, least)
+    status = owner.get("status") or {}
+    # Its controller counts again a moment after a pod has ended.
+    ready = min(int(status.get("readyReplicas", 0)), sum(map(is_ready, pods)))
+    desired = max(int(owner["spec"].get("replicas", 1)), least)  # it may still have to be scaled up
+    problem = _problem(pods, _refusal(observed, owner), now)
+    restarts, held = sum(map(restarts_of, pods)), sum(not is_over(pod) for pod in pods)
+    updated = int(status.get("updatedReplicas", 0))
+    return RoleState(child.reported, child.role, desired, ready, updated, restarts, held, *problem)
+
+
+def _of_replicas(child: Child, observed: Observed, pods: list[Object], now: float, *, suspended: bool) -> RoleState:
     """Return the state of replicas of several pods, each a Job."""
-    jobs = [job for job in observed.jobs_of("rollout") if group_of(job) == group.name]
-    desired = 0 if context.spec.suspend else group.spec.replicas * group.spec.pods_per_replica
+    jobs = [job for job in observed.jobs_of(child.role) if child.labels.items() <= labels(job).items()]
+    desired = 0 if suspended else child.pods
     ready, held = sum(map(is_ready, pods)), sum(not is_over(pod) for pod in pods)
     attempts: dict[int, int] = {}
     for job in jobs:
@@ -195,23 +161,23 @@ def _of_replicas(
     refused = next((why for job in jobs if (why := _refusal(observed, job))), "")
     reason, problem = _problem(pods, refused, now)
     if ready < desired and not problem:
-        problem = _last_failure(observed, "rollout")  # of an attempt before: its pods are gone
+        problem = _last_failure(observed, child.reported)  # of an attempt before: its pods are gone
     restarts = sum(attempts.values())
-    return RoleState("rollout", desired, ready, len(pods), restarts, held, reason, problem)
+    return RoleState(child.reported, child.role, desired, ready, len(pods), restarts, held, reason, problem)
 
 
-def _trainer(context: JobContext, observed: Observed, attempt: TrainerAttempt | None, now: float) -> RoleState:
-    desired = context.spec.trainer.pods
-    number = attempt.number if attempt else 0
-    held = sum(not is_over(pod) for pod in observed.pods_of("trainer"))
-    pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
+def _of_trainer(
+    child: Child, observed: Observed, attempt: TrainerAttempt | None, pods: list[Object], now: float
+) -> RoleState:
+    number, held = attempt.number if attempt else 0, sum(not is_over(pod) for pod in pods)
+    pods = [pod for pod in pods if attempt_of(pod) == number]
     running = sum(map(is_running, pods))
     refused = _refusal(observed, attempt.job) if attempt and attempt.job else ""
     # A pod that runs has no problem, whatever befell its sidecars.
     reason, problem = _problem([pod for pod in pods if not is_running(pod)], refused, now)
-    problem = problem or _last_failure(observed, "trainer")  # of the attempt before: its pods are gone
+    problem = problem or _last_failure(observed, child.reported)  # of the attempt before: its pods are gone
     restarts = int(observed.status.get("restarts", 0))
-    return RoleState("trainer", desired, running, len(pods), restarts, held, reason, problem)
+    return RoleState(child.reported, child.role, child.pods, running, len(pods), restarts, held, reason, problem)
 
 
 def _last_failure(observed: Observed, role: str) -> str:
@@ -237,14 +203,12 @@ def _problem(pods: list[Object], refused: str, now: float) -> tuple[str, str]:
 
 def _remedy(role: RoleState, context: JobContext) -> str:
     """Return the end of a condition's message: a sentence; empty if there is nothing to do but wait."""
-    other = "the environment's pod" if role.name.startswith("environment/") else "the scorer's model.pod"
-    pod = _PODS.get(role.name, other)
+    pod = names.ROLES[role.label].section
     if role.reason in _EXPLAINED and (told := remedy_of(role.problem, pod)):
         return told
     limit = "spec.transport.managed.memory" if role.name == "transport" else f"{pod}.resources.limits.memory"
-    logs = {"transport": "redis"}.get(role.name, role.name.partition("/")[0])
     killed = _KILLED.search(role.problem)
-    if killed and killed[1] not in (logs, *_BEFORE_IT):
+    if killed and killed[1] not in (role.label, *_BEFORE_IT):
         limit = f"the memory limit of {killed[1]} in {pod}.template"
     where = " or apply another revision" if context.revision else " in a new job"
     sentences = {
@@ -252,7 +216,7 @@ def _remedy(role: RoleState, context: JobContext) -> str:
         Reason.IMAGE_PULL: f"Correct the chart's images and images.pullSecret, or set {pod}.image{where}",
         Reason.CONFIG_MISSING: f"Create what kubectl describe pod --selector plaudit.dev/job={context.name} names",
         Reason.OUT_OF_MEMORY: f"Raise {limit}{where}",
-        Reason.CRASHING: f"See kubectl plaudit logs {context.name} {logs}",
+        Reason.CRASHING: f"See kubectl plaudit logs {context.name} {role.label}",
         Reason.REFUSED_BY_CLUSTER: f"Change what the message names in {pod}, or have the policy changed",
     }
     return sentences.get(role.reason, "")

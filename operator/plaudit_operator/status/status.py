@@ -15,15 +15,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plaudit_job.spec.pod import GPU, PodSpec
+from plaudit_job.spec.pod import GPU
 from plaudit_operator import names
 from plaudit_operator.actions import EmitEvent
 from plaudit_operator.admission import RefusedJob, lost_nulls
 from plaudit_operator.attempts import group_of, replica_of
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
-from plaudit_operator.children.job_config import REVISED_ROLES
-from plaudit_operator.children.roles import ROLLOUT_ROLE, has_gateway, rollout_groups
+from plaudit_operator.children.pod import Child
+from plaudit_operator.children.roles import ROLLOUT_ROLE, has_gateway
 from plaudit_operator.names import NEEDED, ConditionType, Reason
 from plaudit_operator.observed import (
     AWAITS_FINALIZER,
@@ -75,6 +75,8 @@ _LOST = (
     "--server-side"
 )
 _ANY_POD = "the role's pod"
+_WITH_GPUS = ("trainer", "rollout", "reward", "model")
+"""Roles whose GPUs ``status.cost`` counts."""
 _EVENT_TYPES = {
     (ConditionType.SPEC_VALID, "True"): "Normal",
     (ConditionType.SPEC_VALID, "False"): "Warning",
@@ -204,6 +206,7 @@ def _kept_roles(observed: Observed) -> set[str]:
 
 def status(
     context: JobContext,
+    children: Sequence[Child],
     observed: Observed,
     roles: Mapping[str, RoleState],
     now: float,
@@ -242,7 +245,7 @@ def status(
         fields["revision"] = context.revision
         current.append(_rolled_out(context, observed, roles, suspended=suspended))
     report = _finished(observed, fields, current, now)
-    return _with_cost(observed.status, report, _held_gpus(context, observed), now)
+    return _with_cost(observed.status, report, _held_gpus(context, children, observed), now)
 
 
 def _finished(observed: Observed, fields: Status, current: list[Condition], now: float) -> Status:
@@ -337,28 +340,22 @@ def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest)
     return Condition.of(ConditionType.SUSPENDED, True, Reason.SUSPENDED_BY_USER, message)
 
 
-def _held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
+def _held_gpus(context: JobContext, children: Sequence[Child], observed: Observed) -> dict[str, int]:
     """Return the GPUs that each role holds now; roles whose pods ask for none are left out."""
-    spec, templates = context.spec, context.admitted.templates
-    pods: dict[str, PodSpec] = {"reward": spec.reward.workers.pod}
-    if spec.trains:
-        pods["trainer"] = spec.trainer.pod
-    pods |= {group.child: group.spec.pod for group in rollout_groups(context)}
-    for scorer in spec.reward.model_scorers:
-        assert scorer.served is not None
-        pods[f"model/{scorer.name}"] = scorer.served.pod
-    held = {}
-    for role, pod in pods.items():
-        each = _gpus(templates.get(role) or {}, pod.gpu_resource or context.platform.gpu_resource)
-        if each:
-            held[role] = each * sum(is_scheduled(held_by) and not is_over(held_by) for held_by in _pods(observed, role))
+    held, templates = {}, context.admitted.templates
+    for child in children:
+        if child.role in _WITH_GPUS and (limits := _limits(templates.get(child.name) or {})):
+            resource = child.process(context).pod.gpu_resource or context.platform.gpu_resource
+            if each := sum(int(given.get(resource) or given.get(GPU) or 0) for given in limits):
+                pods = _pods(observed, child.name)
+                held[child.name] = each * sum(is_scheduled(pod) and not is_over(pod) for pod in pods)
     return held
 
 
-def _gpus(frozen: Mapping[str, Any], resource: str) -> int:
+def _limits(frozen: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the limits of the containers of a template that have any."""
     containers = (frozen.get("template") or {}).get("spec", {}).get("containers") or []
-    limits = (container.get("resources", {}).get("limits") or {} for container in containers)
-    return sum(int(each.get(resource) or each.get(GPU) or 0) for each in limits)
+    return [limits for container in containers if (limits := container.get("resources", {}).get("limits"))]
 
 
 def _pods(observed: Observed, role: str) -> list[Object]:
@@ -402,7 +399,7 @@ def _rolled_out(
     served = before == "True" and observed.status.get("revision") == context.revision
     if suspended and not served:
         return Condition.of(ConditionType.ROLLED_OUT, False, *_RESTS["suspended"])
-    deployments = {role: observed.child("Deployment", context.role_object(role)) for role in REVISED_ROLES}
+    deployments = {role: observed.child("Deployment", context.role_object(role)) for role in names.REVISED_ROLES}
     deployments = {role: found for role, found in deployments.items() if role in roles}
     behind = {
         role: found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from plaudit_job.load import parse_job
 from plaudit_job.problem import JobError
 from plaudit_operator import names
 from plaudit_operator.names import ConditionType
+from plaudit_operator.observed import timestamp
 
 ENVIRONMENTS = [
     {
@@ -56,6 +58,13 @@ def test_each_environment_is_a_deployment_behind_a_service(with_environments: Wo
         assert [entry["port"] for entry in service["ports"]] == [port]
 
 
+def test_an_environment_without_a_command_keeps_that_of_its_template() -> None:
+    template = {"spec": {"containers": [{"name": "environment", "command": ["serve"]}]}}
+    world = World(rljob(environments=[{"name": "own", "image": "own:1", "pod": {"template": template}}]))
+    world.learn()
+    assert container(world, "job-env-own")["command"] == ["serve"]
+
+
 def test_an_environment_with_sessions_keeps_each_client_on_one_server(with_environments: World) -> None:
     kept = named(with_environments, "Service", "job-env-gym")["spec"]
     assert kept["sessionAffinity"] == "ClientIP"
@@ -95,6 +104,35 @@ def test_only_pods_of_the_job_that_run_agents_and_scorers_are_let_in(with_enviro
 def test_the_state_of_an_environment_is_a_role_of_the_status(with_environments: World) -> None:
     roles = {role["name"]: role for role in with_environments.status["roles"]}
     assert (roles["environment/sandbox"]["desired"], roles["environment/browser"]["desired"]) == (3, 1)
+
+
+@pytest.mark.parametrize(("name", "role"), [("env-gym", "environment/gym"), ("m-helpful", "model/helpful")])
+def test_a_pod_that_a_finalizer_keeps_from_being_replaced_is_named_in_the_condition(name: str, role: str) -> None:
+    model = {"name": "helpful", "kind": "model", "model": {"source": "/plaudit/model"}}
+    world = settled(environments=ENVIRONMENTS, reward={"scorers": [model]})
+    kept = next(
+        pod["metadata"]["name"] for pod in world.cluster.of_kind("Pod") if f"job-{name}-" in pod["metadata"]["name"]
+    )
+
+    def ends(pod: dict[str, Any]) -> None:
+        pod["metadata"] |= {"deletionTimestamp": timestamp(world.cluster.now), "finalizers": ["example.com/keep"]}
+
+    world.cluster.edit("Pod", kept, ends)
+    world.learn(2)
+    told = world.condition(ConditionType.REWARD_READY)["message"]
+    assert f"Pod {kept} waits for its finalizer example.com/keep" in told
+    assert role in told
+
+
+def test_the_list_of_roles_has_those_of_all_pods() -> None:
+    model = {"name": "helpful", "kind": "model", "model": {"source": "/plaudit/model"}}
+    agent = {"kind": "tools", "tools": [{"sandbox": "bash"}]}
+    sections = {"environments": ENVIRONMENTS, "reward": {"scorers": [model]}, "rollout": {"agent": agent}}
+    world = World(rljob(sandboxes={"provider": "pods", "image": "debian:12"}, **sections))
+    world.settings = replace(world.settings, sandboxes_role="ClusterRole/machines")
+    world.start_operator()
+    world.settle()
+    assert world.cluster.roles() | settled(service()).cluster.roles() == set(names.ROLES)
 
 
 def service(**gateway: Any) -> dict[str, Any]:
