@@ -8,15 +8,9 @@ from plaudit_job.spec.pod import PodSpec
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.job_config import REDIS_FOLDER, redis_mount, redis_volume, secret_source
-<<<<<<< HEAD
-from plaudit_operator.children.pod import RolePod, pod_template, restricted_container, service, small_resources
-from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
-from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, server_configuration, users
-=======
 from plaudit_operator.children.pod import RolePod, restricted_container, small_resources
 from plaudit_operator.runtime.kinds import SECRET
-from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, users
->>>>>>> h-roles
+from plaudit_wire.redis_access import ADMIN, PROBE, acl_file, server_configuration, users
 
 ROLE = "redis"
 USERS_FILE = "users.acl"

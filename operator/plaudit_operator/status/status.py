@@ -75,8 +75,6 @@ _LOST = (
     "--server-side"
 )
 _ANY_POD = "the role's pod"
-_WITH_GPUS = ("trainer", "rollout", "reward", "model")
-"""Roles whose GPUs ``status.cost`` counts."""
 _EVENT_TYPES = {
     (ConditionType.SPEC_VALID, "True"): "Normal",
     (ConditionType.SPEC_VALID, "False"): "Warning",
@@ -344,7 +342,7 @@ def _held_gpus(context: JobContext, children: Sequence[Child], observed: Observe
     """Return the GPUs that each role holds now; roles whose pods ask for none are left out."""
     held, templates = {}, context.admitted.templates
     for child in children:
-        if child.role in _WITH_GPUS and (limits := _limits(templates.get(child.name) or {})):
+        if limits := _limits(templates.get(child.name) or {}):
             resource = child.process(context).pod.gpu_resource or context.platform.gpu_resource
             if each := sum(int(given.get(resource) or given.get(GPU) or 0) for given in limits):
                 pods = _pods(observed, child.name)
