@@ -345,7 +345,7 @@ def _held_gpus(context: JobContext, children: Sequence[Child], observed: Observe
         if limits := _limits(templates.get(child.name) or {}):
             resource = child.process(context).pod.gpu_resource or context.platform.gpu_resource
             if each := sum(int(given.get(resource) or given.get(GPU) or 0) for given in limits):
-                pods = _pods(observed, child.name)
+                pods = _pods(observed, child)
                 held[child.name] = each * sum(is_scheduled(pod) and not is_over(pod) for pod in pods)
     return held
 
@@ -356,10 +356,10 @@ def _limits(frozen: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [limits for container in containers if (limits := container.get("resources", {}).get("limits"))]
 
 
-def _pods(observed: Observed, role: str) -> list[Object]:
-    kind, _, name = role.partition("/")
-    label = names.LABEL_SCORER if kind == "model" else names.LABEL_ROLLOUT_GROUP
-    return [pod for pod in observed.pods_of(kind) if not name or labels(pod).get(label) == name]
+def _pods(observed: Observed, child: Child) -> list[Object]:
+    """Return the pods of a child, of a scorer those of all generations of its model."""
+    own = {name: value for name, value in child.labels.items() if name != names.LABEL_MODEL}
+    return [pod for pod in observed.pods_of(child.role) if own.items() <= labels(pod).items()]
 
 
 def _with_cost(before: Object, report: Status, held: Mapping[str, int], now: float) -> Status:

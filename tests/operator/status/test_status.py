@@ -17,11 +17,14 @@ MODEL = {"name": "helpful", "kind": "model", "model": {"source": "/plaudit/rm"}}
 
 
 def running(**sections: Any) -> World:
-    """A job with 8 GPUs for its trainer, 2 × 4 for its rollouts and one for a reward model."""
+    """A job with 8 GPUs for its trainer, 2 × 4 for its rollouts, one for a reward model, 2 for an environment."""
     scorers = [*rljob()["spec"]["reward"]["scorers"], MODEL]
     rollout = {"replicas": 2, "engine": {"tensorParallelSize": 4}}
     trainer = {"ranks": 8, "strategy": "fsdp2"}
-    return settled(reward={"scorers": scorers}, rollout=rollout, trainer=trainer, **sections)
+    gpus = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    environments = [{"name": "shop", "image": "shop:1", "port": 80, "replicas": 2, "pod": gpus}]
+    reward = {"scorers": scorers}
+    return settled(reward=reward, rollout=rollout, trainer=trainer, environments=environments, **sections)
 
 
 def spent(world: World) -> dict[str, int]:
@@ -37,6 +40,7 @@ def look(world: World, after_s: float) -> None:
 def test_gpus_count_by_role_while_pods_hold_them():
     world = running()
     assert {role["name"]: role["gpus"] for role in world.status["cost"]["roles"]} == {
+        "environment/shop": 2,
         "model/helpful": 1,
         "rollout": 8,
         "trainer": 8,
@@ -48,7 +52,7 @@ def test_gpus_count_by_role_while_pods_hold_them():
     world.start_operator()
     look(world, 100)
     gained = {role: seconds - before[role] for role, seconds in spent(world).items()}
-    assert gained == {"model/helpful": 300, "rollout": 2400, "trainer": 2400}
+    assert gained == {"environment/shop": 600, "model/helpful": 300, "rollout": 2400, "trainer": 2400}
 
 
 def test_a_job_at_rest_is_not_written_for_its_cost():
@@ -84,7 +88,7 @@ def test_waiting_for_rewards_costs_the_trainers_gpus():
     look(world, 100)
     assert world.status["cost"]["exposedRewardGpuSeconds"] == 10 * 2.5 * 8
     text = summary(world.job, [], world.cluster.now)
-    assert "GPU-hours (model/helpful" in text
+    assert "GPU-hours (environment/shop 0.0, model/helpful" in text
     assert "waiting for rewards cost 0.1 of them" in text
 
 
