@@ -88,7 +88,7 @@ def test_waiting_for_rewards_costs_the_trainers_gpus():
     look(world, 100)
     assert world.status["cost"]["exposedRewardGpuSeconds"] == 10 * 2.5 * 8
     text = summary(world.job, [], world.cluster.now)
-    assert "GPU-hours (environment/shop 0.0, model/helpful" in text
+    assert "GPU-hours (environment/shop 0.1, model/helpful" in text
     assert "waiting for rewards cost 0.1 of them" in text
 
 
