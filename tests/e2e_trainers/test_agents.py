@@ -59,7 +59,7 @@ def held(job_file: Path) -> SampleBody:
         run = SampleRun(prompt, 0, engine, lambda change: None)
         async with open_agent(job) as agent:
             trajectory = await run.run(agent)
-        return sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine.decode)
+        return sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine)
 
     return asyncio.run(hold())
 

@@ -88,4 +88,4 @@ async def play(
     await engine.load_weights(Path("none"), PolicyVersion(1, 0))
     run = SampleRun(prompt, 0, engine, lambda change: None)
     trajectory = await run.run(agent)
-    return ids, sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine.decode)
+    return ids, sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine)

@@ -94,6 +94,7 @@ def _conversations(draw: random.Random, step: int, number: int) -> Group:
                 group=prompt.group,
                 data_source=prompt.data_source,
                 prompt=prompt.prompt,
+                messages=prompt.messages,
                 completion=completion,
                 turn_rewards=[0.0, float(right)],
                 agent_reward=AgentReward("scored", float(right)),

@@ -82,11 +82,14 @@ def engine_ends(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(getattr(tokenizer, _MODEL_ENDS, ())) | ({own} if isinstance(own, int) else frozenset())
 
 
-def response_text(tokenizer: Any, ids: Sequence[int]) -> str:
+def text_of(tokenizer: Any, ids: Sequence[int], *, whole: bool = False) -> str:
     """Decode a response without special tokens, and without the token that ended it, which may be none of them.
 
-    Special tokens that mark a thought stay: without them the thought would be a part of the answer.
+    Special tokens that mark a thought stay: without them the thought would be a part of the answer. A prompt
+    (``whole``) keeps all of its tokens.
     """
+    if whole:
+        return str(tokenizer.decode(ids, skip_special_tokens=False))
     own = ids[:-1] if ids and ids[-1] in engine_ends(tokenizer) else ids
     marks: frozenset[int] = getattr(tokenizer, _THOUGHT_MARKS, frozenset())
     if marks.isdisjoint(own):

@@ -198,6 +198,8 @@ def sample_columns(stamps: Stamps, body: SampleBody | None, scoring: ScoringReco
     """Return the columns of one sample; without those of its texts or its scoring where it has none."""
     columns = _columns(stamps, _STAMPS)
     if body is not None:
+        # The prompt of the sample, which an environment's reset may have changed; prompt_id is that of the data row.
+        columns |= {"prompt": body.sample.prompt, "messages_json": _json(body.sample.messages)}
         columns |= {"response": body.sample.response, "version_spans_json": _json(body.version_spans)}
         columns |= _columns(body.generation, _GENERATION) | _conversation_columns(body)
     if scoring is not None:

@@ -48,7 +48,7 @@ def stored_row(
     **of_sample: Any,
 ) -> dict[str, Any]:
     prompt = make_prompt(messages=MESSAGES, ground_truth="42")
-    sample = make_sample(**{"response": "42", "completion": COMPLETION, **of_sample})
+    sample = make_sample(**{"response": "42", "messages": MESSAGES, "completion": COMPLETION, **of_sample})
     generated = make_generation(turns=TURNS if sample.completion else [], **(generation or {}))
     body = make_body(prompt, sample=sample, generation=generated)
     scoring = ScoringRecord("scored", 1.0, scorers=scorers or {})

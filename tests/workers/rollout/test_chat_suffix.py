@@ -17,7 +17,7 @@ from conversations import conversation, sampled, words
 from plaudit_job.spec.algorithm import ModelSpec
 from plaudit_wire.errors import RefusedError
 from plaudit_workers.rollout.agents.chat import ChatSuffix, decoded_turn, tool_call, tool_message
-from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer, response_text
+from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer, text_of
 
 CONVERSATIONS = int(os.environ.get("PLAUDIT_EXAMPLES", "40"))
 
@@ -205,9 +205,9 @@ def test_the_ends_that_the_models_files_name_end_turns_and_call_syntax_does_not(
         (tmp_path / name).write_text(json.dumps(config))
         loaded = load_tokenizer(ModelSpec(source=str(tmp_path)))
         assert decoded_turn(loaded, [*written, done]) == text
-        assert response_text(loaded, [*written, done]) == text
-    assert response_text(loaded, [done, *written]) == "[done]1"
-    assert response_text(loaded, []) == ""
+        assert text_of(loaded, [*written, done]) == text
+    assert text_of(loaded, [done, *written]) == "[done]1"
+    assert text_of(loaded, []) == ""
     assert decoded_turn(loaded, [*written, call]) == "1</tool_call>"
     found = ChatSuffix(ChatTemplate(loaded)).after_answer([{"role": "user", "content": "a1b"}], done)
     assert loaded.decode(found) == "\n<|im_start|>user\na1b<|im_end|>\n<|im_start|>assistant\n"
@@ -217,7 +217,7 @@ def test_special_tokens_that_mark_a_thought_stay_in_the_response(tmp_path) -> No
     chat_tokenizer(special=[*SPECIAL, "[THINK]", "[/THINK]"]).save_pretrained(tmp_path)
     loaded = load_tokenizer(ModelSpec(source=str(tmp_path)))
     ids = loaded("[THINK]15<|im_start|>[/THINK]12<|im_end|>", add_special_tokens=False)["input_ids"]
-    assert response_text(loaded, ids) == "[THINK]15[/THINK]12"
+    assert text_of(loaded, ids) == "[THINK]15[/THINK]12"
 
 
 def test_a_template_whose_end_of_turn_does_not_end_the_engines_turn_is_reported() -> None:

@@ -228,7 +228,7 @@ def hold(shared, server, chat_formats, tokenizer):
         run = SampleRun(prompt, 0, engine, lambda change: None)
         agent = EndpointAgent(processes, server, chat_formats, max_turns, limit_s, ground_truth=True)
         trajectory = await run.run(agent)
-        return sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine.decode)
+        return sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine)
 
     return held
 
@@ -267,6 +267,7 @@ async def test_a_program_with_tools_is_captured_token_by_token(hold, chat_format
     }
     template = chat_formats.of([{"type": "function", "function": tool}]).template
     whole = template.render([*sample.messages, *sample.completion], generate=False)
+    assert sample.prompt == template.render(sample.messages, generate=True)
     ids = np.frombuffer(body.prompt_ids + body.response_ids, "<i4").tolist()
     assert ids == template.encode(whole.removesuffix("\n"))
     assert len(body.generation.turns) == 3

@@ -242,6 +242,8 @@ async def test_an_environment_of_trl_is_reset_played_and_rewards(
     assert list(agent.tools) == ["add"]
     _, body = await play(agent, call("add", times=times), "Done.")
     assert body.sample.messages == [{"role": "user", "content": "Play. Reach 6."}]
+    # Scorers get the prompt as the policy read it, its special tokens too.
+    assert body.sample.prompt == agent.template.render(body.sample.messages, generate=True)
     assert [m["content"] for m in body.sample.completion if m["role"] == "tool"] == [f"now {value}"]
     assert body.sample.agent_reward == AgentReward("scored", reward)
     assert body.sample.environment == {"goal": 6, "step_size": value // times, "value": value}

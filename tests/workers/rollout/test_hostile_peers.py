@@ -74,6 +74,8 @@ def tools(id):
         send(id=id, result={"tools": [{"name": 5, "inputSchema": {"type": "object"}}]})
     elif listing == "ends":
         os._exit(3)
+    elif listing == "raises":
+        import of_nobody
     else:
         send(id=id, result=TOOLS)
 
@@ -142,6 +144,7 @@ LISTS = [
     ("deep", "it sent an answer that is no message of MCP"),
     ("wrong", r"it sent no list of tools: tools\.0\.name: Input should be a valid string, it is 5"),
     ("ends", "its process ended with exit code 3"),
+    ("raises", "its process ended with exit code 1: ModuleNotFoundError: No module named 'of_nobody'"),
 ]
 
 

@@ -42,6 +42,19 @@ def test_one_row_a_sample_with_texts_scores_times_and_versions(make_groups, tmp_
     assert (first["version_max"], json.loads(first["version_spans_json"])) == (0, [[0, 1, 0]])
 
 
+def test_a_prompt_that_an_environment_changed_is_stored_as_the_policy_read_it(make_groups, tmp_path):
+    (group,) = make_groups([[0.25, 0.5]])
+    first, second = group.samples
+    messages = [{"role": "user", "content": "12=Begin."}]
+    sample = msgspec.structs.replace(first.body.sample, prompt="12=Begin.", messages=messages)
+    first = msgspec.structs.replace(first, body=msgspec.structs.replace(first.body, sample=sample))
+    group = msgspec.structs.replace(group, samples=[first, second])
+    changed, plain = pyarrow.parquet.read_table(store_groups(tmp_path, 1, 1, [group], records_of([group]))).to_pylist()
+    assert (changed["prompt"], json.loads(changed["messages_json"])) == ("12=Begin.", messages)
+    assert (plain["prompt"], json.loads(plain["messages_json"])) == ("12=", [])
+    assert changed["prompt_id"] == plain["prompt_id"]
+
+
 def test_extras_of_a_scorer_have_columns(make_groups, tmp_path):
     (group,) = make_groups([[0.25, 0.5]])
     extras = [{"acc": 1.0, "pred": "12", "mixed": 3.0}, {"acc": 0.0, "mixed": "text"}]

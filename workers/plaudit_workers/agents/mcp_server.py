@@ -18,7 +18,7 @@ from typing import Any
 from plaudit_wire.errors import ConfigurationError, InfrastructureError
 from plaudit_wire.frames import how_ended
 from plaudit_wire.plain import PlainDataError, json_value, mended_json
-from plaudit_wire.printable import shown
+from plaudit_wire.printable import printable, shown
 from plaudit_workers.agents.functions import LoadedTool, ToolAnswer, first_cause, function_schema, in_fork
 from plaudit_workers.agents.messages import McpServer, Tool
 
@@ -27,6 +27,7 @@ _END_WITHIN_S = 2.0
 _STATUS_WITHIN_S = 0.5
 _MOST_TOOLS = 4096
 _SHOWN_BYTES = 200
+_KEPT_BYTES = 1000
 
 
 def load_mcp_tools(source: McpServer) -> list[LoadedTool]:
@@ -208,16 +209,18 @@ async def _started(command: Sequence[str], reasons: list[str]) -> AsyncIterator[
     received, read = anyio.create_memory_object_stream[Any](0)
     write, sent = anyio.create_memory_object_stream[Any](0)
 
-    async def noting(work: Callable[[Any, Any], Awaitable[None]], stream: Any) -> None:
+    async def noting(work: Callable[[Any, Any, _Errors], Awaitable[None]], stream: Any) -> None:
         try:
-            await work(process, stream)
+            await work(process, stream, errors)
         except InfrastructureError as error:
             reasons.append(str(error))
             raise
 
-    process = await anyio.open_process(command, env=get_default_environment(), stderr=None, start_new_session=True)
+    process = await anyio.open_process(command, env=get_default_environment(), start_new_session=True)
+    errors = _Errors(process)
     try:
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(errors.pass_on)
             tasks.start_soon(noting, _read_lines, received)
             tasks.start_soon(noting, _write_lines, sent)
             yield read, write
@@ -233,7 +236,32 @@ async def _started(command: Sequence[str], reasons: list[str]) -> AsyncIterator[
             await process.aclose()
 
 
-async def _read_lines(process: Any, received: Any) -> None:
+class _Errors:
+    """Hold the end of what a server writes to its standard error, which goes on to ours."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self._end = b""
+        self._has_ended = asyncio.Event()
+
+    async def pass_on(self) -> None:
+        """Read until the server and all that it started have closed it."""
+        async for part in self._process.stderr:
+            with contextlib.suppress(OSError):
+                os.write(2, part)
+            self._end = (self._end + part)[-_KEPT_BYTES:]
+        self._has_ended.set()
+
+    async def last_line(self) -> str:
+        """Return the last line that is not blank; empty without one."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STATUS_WITHIN_S):
+                await self._has_ended.wait()
+        lines = self._end.decode(errors="replace").split("\n")
+        return next((printable(line.strip()) for line in reversed(lines) if line.strip()), "")
+
+
+async def _read_lines(process: Any, received: Any, errors: _Errors) -> None:
     """Read the server's messages.
 
     Raise ``InfrastructureError`` at a line that is too long to be held, at an answer that is no message, which nobody
@@ -254,7 +282,7 @@ async def _read_lines(process: Any, received: Any) -> None:
             except anyio.DelimiterNotFound as error:
                 raise InfrastructureError(f"a line of its output is longer than {MAX_RESPONSE_BYTES} bytes") from error
             except (anyio.IncompleteRead, OSError):
-                raise await _gone(process, "it closed its standard output") from None
+                raise await _gone(process, errors, "it closed its standard output") from None
             try:
                 message = SessionMessage(jsonrpc_message_adapter.validate_json(mended_json(line), by_name=False))
             except ValueError:
@@ -276,16 +304,18 @@ def _is_answer(line: bytes) -> bool:
     return isinstance(value, dict) and "method" not in value
 
 
-async def _gone(process: Any, otherwise: str) -> InfrastructureError:
-    """Return an error that says how a server's process ended, or ``otherwise`` if it goes on."""
+async def _gone(process: Any, errors: _Errors, otherwise: str) -> InfrastructureError:
+    """Return an error that says how a server's process ended, or ``otherwise`` if it goes on, and its last words."""
     import anyio
 
+    reason = otherwise
     with anyio.move_on_after(_STATUS_WITHIN_S):
-        return InfrastructureError(f"its process {how_ended(await process.wait())}")
-    return InfrastructureError(otherwise)
+        reason = f"its process {how_ended(await process.wait())}"
+    last = await errors.last_line()
+    return InfrastructureError(f"{reason}: {last}" if last else reason)
 
 
-async def _write_lines(process: Any, sent: Any) -> None:
+async def _write_lines(process: Any, sent: Any, errors: _Errors) -> None:
     import anyio
 
     try:
@@ -293,7 +323,7 @@ async def _write_lines(process: Any, sent: Any) -> None:
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             await process.stdin.send(f"{line}\n".encode())
     except (anyio.BrokenResourceError, OSError):
-        raise await _gone(process, "it no longer reads its standard input") from None
+        raise await _gone(process, errors, "it no longer reads its standard input") from None
 
 
 async def _bound(response: Any) -> None:

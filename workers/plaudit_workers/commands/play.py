@@ -369,7 +369,7 @@ class _Player:
             taken = time.time()
             run = _Run(prompt, index, policy, lambda change: None)
             trajectory = await run.run(self._agent)
-            body = sample_body(prompt, index, trajectory, run.record("try", trajectory, None), policy.decode)
+            body = sample_body(prompt, index, trajectory, run.record("try", trajectory, None), policy)
             published = time.time()
             scoring = await self._pipeline.score(body.sample)
         stamps = Stamps(taken, taken=taken, published=published, score_taken=published, committed=time.time())

@@ -91,8 +91,8 @@ class Policy(Protocol):
             EngineFailedError: the policy broke.
         """
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of [T] token ids, without special tokens."""
+    def decode(self, ids: Sequence[int], *, whole: bool = False) -> str:
+        """Return the text of [T] token ids: a response's without special tokens, a prompt's (``whole``) with them."""
 
 
 @runtime_checkable

@@ -117,7 +117,7 @@ class PromptWork:
 
     def _encoded(self, run: SampleRun, trajectory: Trajectory) -> EncodedBody:
         record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
-        return encode_body(sample_body(run.prompt, run.index, trajectory, record, self.engine.decode))
+        return encode_body(sample_body(run.prompt, run.index, trajectory, record, self.engine))
 
 
 class SampleRun:
@@ -284,17 +284,17 @@ def shown_error(error: Exception) -> str:
 
 
 def sample_body(
-    prompt: Prompt, index: int, trajectory: Trajectory, generation: GenerationRecord, decode: Callable[[list[int]], str]
+    prompt: Prompt, index: int, trajectory: Trajectory, generation: GenerationRecord, policy: Policy
 ) -> SampleBody:
     """Encode a trajectory as the record that is published."""
-    response = decode(trajectory.response_ids) if trajectory.response is None else trajectory.response
+    response = policy.decode(trajectory.response_ids) if trajectory.response is None else trajectory.response
     # A prompt with images was not changed, only their tokens are repeated.
     unchanged = prompt.images or not trajectory.prompt_ids
     sample = Sample(
         group=prompt.group,
         index=index,
         data_source=prompt.data_source,
-        prompt=prompt.prompt if unchanged else decode(trajectory.prompt_ids),
+        prompt=prompt.prompt if unchanged else policy.decode(trajectory.prompt_ids, whole=True),
         response=response,
         ground_truth=prompt.ground_truth,
         extra_info=prompt.extra_info,

@@ -162,12 +162,12 @@ class ScriptedEngine:
         """Return None: there is no model."""
         return None
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], *, whole: bool = False) -> str:
         """Return the ids as text: in the tokenizer's, or as numbers without one."""
         if self._tokenizer is not None:
-            from plaudit_workers.tokenizer import response_text
+            from plaudit_workers.tokenizer import text_of
 
-            return response_text(self._tokenizer, ids)
+            return text_of(self._tokenizer, ids, whole=whole)
         return " ".join(map(str, ids))
 
     def status(self) -> EngineStatus:

@@ -28,7 +28,7 @@ from plaudit_wire.printable import shown
 from plaudit_workers.agents.messages import FinishedSample
 from plaudit_workers.rollout.agents.tool_calls import opens_reasoning
 from plaudit_workers.rollout.engine import Chat, EngineFailedError, RequestRefusedError, SampleRequest
-from plaudit_workers.tokenizer import ChatTemplate, engine_ends, response_text
+from plaudit_workers.tokenizer import ChatTemplate, engine_ends, text_of
 
 ATTEMPTS = 4
 _FIRST_PAUSE_S = 1.0
@@ -148,9 +148,9 @@ class ServedPolicy:
         ids = ids[:most] or [self._tokenizer.eos_token_id]
         return FinishedSample(ids, [0.0] * len(ids), [(0, 1, 0)], cut, time.monotonic() - began_s)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text, without special tokens and the token that ended it."""
-        return response_text(self._tokenizer, ids)
+    def decode(self, ids: Sequence[int], *, whole: bool = False) -> str:
+        """Return the text, unless ``whole`` without special tokens and the token that ended it."""
+        return text_of(self._tokenizer, ids, whole=whole)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -102,11 +102,11 @@ class VllmEngine:
         logprobs: list[float] = await self._answer(lambda vllm, future: vllm.probe(ids, future))
         return logprobs
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text, without special tokens and the token that ended it."""
-        from plaudit_workers.tokenizer import response_text
+    def decode(self, ids: Sequence[int], *, whole: bool = False) -> str:
+        """Return the text, unless ``whole`` without special tokens and the token that ended it."""
+        from plaudit_workers.tokenizer import text_of
 
-        return response_text(self._tokenizer, ids)
+        return text_of(self._tokenizer, ids, whole=whole)
 
     def status(self) -> EngineStatus | None:
         """Return the engine's figures as of its newest step, and the requests that wait now."""
