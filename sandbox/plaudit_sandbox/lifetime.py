@@ -116,7 +116,7 @@ def _exit_status(error: BaseException | None) -> int:
     if isinstance(code, int):
         return code & 0xFF
     if code is not None:
-        print(code, file=sys.stderr)
+        sys.stderr.write(f"{code}\n")
     elif error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     else:

@@ -54,10 +54,20 @@ FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
         for reason in ("max_tokens", "MAX_TOKENS", "model_length", "SAFETY", "sensitive")
     ),
     *(
-        ({"body": {"choices": [{"message": DRAFT, "finish_reason": reason}]}}, InfrastructureError, "broke .* off", "200")
+        (
+            {"body": {"choices": [{"message": DRAFT, "finish_reason": reason}]}},
+            InfrastructureError,
+            "broke .* off",
+            "200",
+        )
         for reason in ("abort", "error", "insufficient_system_resource")
     ),
-    ({"body": {"choices": [{"message": {"refusal": "I cannot."}}]}}, DataError, "refuses to answer: 'I cannot.'", "200"),
+    (
+        {"body": {"choices": [{"message": {"refusal": "I cannot."}}]}},
+        DataError,
+        "refuses to answer: 'I cannot.'",
+        "200",
+    ),
     ({"body": {"choices": [{"message": REASONING, "finish_reason": "stop"}]}}, DataError, "answer is empty", "200"),
     ({"body": completion("<think>score: 4")}, DataError, "reasoning alone", "200"),
     ({"body": b'{"choices": ' + b"[" * 100_000}, InfrastructureError, "not a chat completion", "200"),

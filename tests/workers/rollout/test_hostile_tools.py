@@ -384,7 +384,9 @@ async def test_closing_the_processes_ends_what_running_samples_started(tmp_path)
 
 async def test_a_print_raises_in_no_locale(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    (tmp_path / "tool.py").write_text('def look_up() -> str:\n    """Look up."""\n    print("数")\n    return "found"\n')
+    (tmp_path / "tool.py").write_text(
+        'def look_up() -> str:\n    """Look up."""\n    print("数")\n    return "found"\n'
+    )
     processes = AgentProcesses([FunctionTool(str(tmp_path / "tool.py"), "look_up")])
     tools = {tool.name: tool for tool in await processes.open()}
     async with ToolProcess(processes, tools, {}) as process:
