@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -113,25 +113,38 @@ def normalised(group: Sequence[Sequence[ScorerPart]]) -> list[list[ScorerPart]]:
             if (value := counted_value(part)) is not None:
                 values.setdefault(part.name, []).append(value)
     scales = {name: _scale(of_scorer) for name, of_scorer in values.items()}
-    return [[_normalised(part, *scales.get(part.name, (0.0, 0.0))) for part in parts] for parts in group]
+    return [[_normalised(part, scales.get(part.name, _Scale())) for part in parts] for parts in group]
 
 
-def _scale(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the factor for the distance from it."""
+_LARGEST_SQUARED = 1e150
+"""Values beyond it are divided by the largest of them first: their squares are no floats."""
+
+
+class _Scale(NamedTuple):
+    """Hold how a scorer's values are normalised: ``(value ÷ unit - mean) × factor``."""
+
+    unit: float = 1.0
+    mean: float = 0.0
+    factor: float = 0.0
+
+
+def _scale(values: Sequence[float]) -> _Scale:
     if min(values) == max(values):
-        return values[0], 0.0
-    mean = math.fsum(values) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, 1 / (math.sqrt(variance) + _STD_EPSILON)
+        return _Scale()
+    largest = max(map(abs, values))
+    unit = largest if largest > _LARGEST_SQUARED else 1.0
+    in_units = [value / unit for value in values]
+    mean = math.fsum(in_units) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in in_units) / (len(values) - 1)
+    return _Scale(unit, mean, 1 / (math.sqrt(variance) + _STD_EPSILON / unit))
 
 
-def _normalised(part: ScorerPart, mean: float, factor: float) -> ScorerPart:
+def _normalised(part: ScorerPart, scale: _Scale) -> ScorerPart:
     value = counted_value(part)
     if value is None:
         return part
-    return msgspec.structs.replace(
-        part, record=msgspec.structs.replace(part.record, outcome="scored", value=(value - mean) * factor)
-    )
+    value = (value / scale.unit - scale.mean) * scale.factor
+    return msgspec.structs.replace(part, record=msgspec.structs.replace(part.record, outcome="scored", value=value))
 
 
 _FAILED = ScorerRecord("timeout", reason="its group was not scored")

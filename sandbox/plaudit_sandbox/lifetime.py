@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -80,7 +81,11 @@ def end_program_with_us() -> Callable[[], None]:
 
 
 def end_when_closed(connection: socket.socket) -> None:
-    """Kill this child and all that it started as soon as the other side closes the connection."""
+    """Kill this child and all that it started as soon as the other side closes the connection.
+
+    What a user's function forks loses the connection, so that the other side sees this child's end at once, and leaves
+    by ``end_if_forked``.
+    """
 
     def wait() -> None:
         poll = select.poll()
@@ -89,6 +94,46 @@ def end_when_closed(connection: socket.socket) -> None:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
+    os.register_at_fork(after_in_child=partial(_part_from, connection))
+
+
+_forked = threading.Event()
+"""Set in what a user's function forked."""
+
+
+def _part_from(connection: socket.socket) -> None:
+    connection.close()
+    _forked.set()
+
+
+def end_if_forked(error: BaseException | None = None) -> None:
+    """End this process as a program ends, where the user's code that returned or raised had forked it.
+
+    Its result is no result of the call, which goes on in the process that forked.
+    """
+    if not _forked.is_set():
+        return
+    status = 1
+    try:
+        status = _exit_status(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _exit_status(error: BaseException | None) -> int:
+    """Return the exit status that Python has for an error, and print what Python prints."""
+    code: Any = error.code if isinstance(error, SystemExit) else None
+    if isinstance(code, int):
+        return code & 0xFF
+    if code is not None:
+        sys.stderr.write(f"{code}\n")
+    elif error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    else:
+        return 0
+    return 1
 
 
 class ForkTemplate(ABC, Generic[Request, Key]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,14 @@ def test_best_of_is_the_mean_over_all_draws(values, data):
     count = data.draw(st.integers(1, len(values)))
     draws = [max(draw) for draw in itertools.combinations(values, count)]
     assert best_of(values, count) == pytest.approx(sum(draws) / len(draws), abs=1e-9)
+
+
+@pytest.mark.parametrize("largest", [100.0, sys.float_info.max])
+def test_best_of_very_many_and_of_enormous_rewards_is_a_number(largest):
+    assert best_of([largest, -largest] * 512, 512) == pytest.approx(largest)
+    assert best_of([-largest] * 1024, 512) == pytest.approx(-largest)
+    assert best_of([largest, largest, -largest], 1) == pytest.approx(largest / 3)
+    assert majority([("4", largest), ("4", largest)]) == largest
 
 
 def test_the_majority_is_the_most_frequent_answer_and_of_equals_the_first():

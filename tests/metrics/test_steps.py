@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import msgspec
 import numpy as np
@@ -45,6 +46,24 @@ def test_a_step_in_which_everything_failed_has_no_mean_reward() -> None:
     statistics = step_statistics([build_sample(outcome="timeout")], opened=0.0, closed=5.0)
     assert "reward/mean" not in statistics
     assert statistics["reward_pipeline/masked_share"] == 1.0
+
+
+SIGNS = {"a": 1.0, "b": -1.0}
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0], [1.0, 0.5], [1.0, -1.0]])
+def test_rewards_near_the_largest_float_leave_out_what_they_have_no_figure_of(values: list[float]) -> None:
+    samples = [
+        build_sample(
+            index=index,
+            value=sys.float_info.max * value,
+            scorers={name: ScorerRecord("scored", sys.float_info.max * value * sign) for name, sign in SIGNS.items()},
+        )
+        for index, value in enumerate(values)
+    ]
+    statistics = step_statistics(samples, groups=[build_group(samples, num_scored=2)], opened=0.0, closed=5.0)
+    assert statistics["reward/max"] == sys.float_info.max
+    assert all(math.isfinite(value) for value in statistics.values())
 
 
 def test_an_empty_step_has_its_length_and_no_nan() -> None:

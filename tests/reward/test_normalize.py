@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 
 import pytest
 from hypothesis import given
@@ -57,6 +58,14 @@ def test_the_values_of_a_scorer_have_mean_0_and_deviation_1(values: list[float])
     found = [parts[0].record.value or 0.0 for parts in normalised([[part("a", value)] for value in values])]
     assert statistics.fmean(found) == pytest.approx(0.0, abs=1e-6)
     assert statistics.stdev(found) == pytest.approx(1.0, rel=1e-2)
+
+
+@pytest.mark.parametrize("large", [1e155, 1e200, sys.float_info.max])
+def test_values_whose_squares_are_no_floats_are_normalised_like_others(large: float) -> None:
+    half = math.sqrt(0.5)
+    assert sums([part("a", large)], [part("a", -large)]) == pytest.approx([half, -half])
+    assert sums([part("a", large)], [part("a", large / 2)]) == pytest.approx([half, -half])
+    assert sums([part("a", large)], [part("a", large)]) == [0.0, 0.0]
 
 
 async def test_a_pipeline_normalises_a_complete_group_and_keeps_the_scorers_values() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import stat
 import threading
 import warnings
 from collections import OrderedDict
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 PLACEHOLDER = "<image>"
 MOST_BYTES = 32 << 20
 """Bytes of an image file."""
+_SHOWN_CHARACTERS = 200
+"""Of a path, which may be a whole image in base64."""
 MOST_PIXELS = 1 << 25
 """Width times height of an image: a little above 7680 x 4320."""
 MOST_SCALED_PIXELS = 1 << 24
@@ -98,13 +101,22 @@ def _image_bytes(image: Any, folder: Path) -> bytes:
         raise ImageError(kinds, _REMEDY)
     if "://" in path and not path.startswith("file://"):
         raise ImageError(f"is the address {path}", "Download it: a run reads images from files only")
+    if path.startswith("data:"):
+        raise ImageError(f"is the address {path[:_SHOWN_CHARACTERS]}", "Decode it: write its bytes, as {bytes: …}")
     file = folder / path.removeprefix("file://")
+    name = str(file)[:_SHOWN_CHARACTERS]
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise ImageError(f"has more than {MOST_BYTES:,} bytes: {file}", "Compress it or make it smaller")
-        return file.read_bytes()
-    except OSError as error:
-        raise ImageError(f"cannot be read: {file} ({error.strerror or error})", "Correct the path") from error
+        status = file.stat()
+        is_file, is_small = stat.S_ISREG(status.st_mode), status.st_size <= MOST_BYTES
+        content = file.read_bytes() if is_file and is_small else b""
+    except (OSError, ValueError) as error:  # the second for a zero byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise ImageError(f"cannot be read: {name} ({reason})", "Correct the path") from error
+    if not is_file:
+        raise ImageError(f"cannot be read: {name} (no regular file)", "Correct the path")
+    if not is_small:
+        raise ImageError(f"has more than {MOST_BYTES:,} bytes: {name}", "Compress it or make it smaller")
+    return content
 
 
 def _num_placeholders(prompt: str | Sequence[dict[str, Any]]) -> int:

@@ -75,9 +75,18 @@ def centred(values: Array, groups: NDArray[np.int64]) -> Array:
     return centred
 
 
+_LARGEST_SQUARED = 1e150
+
+
+def _unit_of(values: Array) -> float:
+    """Return what to divide values by so that their squares and sums are floats: 1 but for enormous ones."""
+    largest = float(np.abs(values).max(initial=0.0))
+    return largest if largest > _LARGEST_SQUARED else 1.0
+
+
 def correlation(x: Array, y: Array, groups: NDArray[np.int64]) -> Estimate | None:
     """Return the correlation within groups; None if no group has two different values of each."""
-    return _estimate(x, y, groups, lambda xx, yy, xy: xy / math.sqrt(xx * yy))
+    return _estimate(x / _unit_of(x), y / _unit_of(y), groups, lambda xx, yy, xy: xy / math.sqrt(xx * yy))
 
 
 def slope(x: Array, y: Array, groups: NDArray[np.int64]) -> Estimate | None:
@@ -126,9 +135,10 @@ def step_integrity(
     if kept.any():
         score, length = reward[kept], tokens[kept]
         _, groups = np.unique(group[kept], return_inverse=True)
-        xx, yy, xy = _products(length, score, groups).sum(axis=1).tolist()
+        unit = _unit_of(score)
+        xx, yy, xy = _products(length, score / unit, groups).sum(axis=1).tolist()
         if xx > 0:
-            figures |= {CORRELATION: xy / math.sqrt(xx * yy), f"{KEY}length/slope": 100 * xy / xx}
+            figures |= {CORRELATION: xy / math.sqrt(xx * yy), f"{KEY}length/slope": 100 * xy / xx * unit}
         if len(scorers) > 1:
             values = {name: np.nan_to_num(of_all[kept]) for name, of_all in scorers.items()}
             shares = variance_shares(values, score, groups)
@@ -171,11 +181,11 @@ def variance_shares(scorers: Mapping[str, Array], reward: Array, groups: NDArray
     cov(b_i x_i, y) / var(y), as for the parts of a sum. What remains of 1 is not explained by them (a combination that
     is no sum).
     """
-    y = centred(reward, groups)
+    y = centred(reward / _unit_of(reward), groups)
     total = float(y @ y)
     if total <= 1e-12 or not scorers:
         return {}
-    x = np.stack([centred(values, groups) for values in scorers.values()], axis=1)
+    x = np.stack([centred(values / _unit_of(values), groups) for values in scorers.values()], axis=1)
     coefficients, *_ = np.linalg.lstsq(x, y, rcond=None)
     shares = {name: float(b * (column @ y)) / total for name, b, column in zip(scorers, coefficients, x.T, strict=True)}
     return dict(sorted(shares.items(), key=lambda each: -each[1]))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
 from typing import Protocol
 
 import numpy as np
@@ -197,9 +198,10 @@ def best_of(values: Sequence[float], count: int) -> float:
     With the values in order, the i-th (from 1) is the maximum of C(i - 1, count - 1) of the C(N, count) draws. For
     values 0 and 1 this is pass@k (Chen et al., 2021, arXiv 2107.03374).
     """
-    draws = math.comb(len(values), count)
-    ordered = enumerate(sorted(values))
-    return math.fsum(value * math.comb(below, count - 1) / draws for below, value in ordered)
+    draws, largest = math.comb(len(values), count), max(map(abs, values)) or 1.0
+    # In units of the largest, and shares before products: a reward times C(1023, 511) need not be a float.
+    parts = (value / largest * (math.comb(below, count - 1) / draws) for below, value in enumerate(sorted(values)))
+    return math.fsum(parts) * largest
 
 
 def majority(answers: Sequence[tuple[str, float]]) -> float:
@@ -208,4 +210,4 @@ def majority(answers: Sequence[tuple[str, float]]) -> float:
     for answer, reward in answers:
         rewards[answer].append(reward)
     most = max(rewards.values(), key=len)
-    return math.fsum(most) / len(most)
+    return mean(most)

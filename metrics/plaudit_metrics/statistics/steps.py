@@ -151,27 +151,30 @@ def step_statistics(
     columns = samples if isinstance(samples, SampleColumns) else SampleColumns.from_records(samples)
     split = split_waits(columns, groups, waits)
     step_s = closed - opened - stopped_s
-    return {
-        **agent_loop_statistics(AgentLoopColumns.from_samples(columns)),
-        **reward_statistics(columns),
-        **_generation(columns, step_s),
-        **_pipeline(columns, groups),
-        **_outcomes(columns, duplicates),
-        **_scorers(columns),
-        **turn_statistics(columns.turns),
-        **_tools(columns),
-        **_sandboxes(columns, groups),
-        **_limiter_totals(columns),
-        **_staleness(columns, groups, trainer_version),
-        **_integrity(columns),
-        "step_s": step_s,
-        **({"stopped_s": stopped_s} if stopped_s else {}),
-        "update_s": update_s,
-        "trainer_wait_s": split.total_s,
-        "exposed_reward_s": split.exposed_reward_s,
-        "straggler_s": split.straggler_s,
-        **{f"wait/{cause}_s": seconds for cause, seconds in split.cause_s.items()},
-    }
+    with np.errstate(over="ignore", invalid="ignore"):
+        figures = {
+            **agent_loop_statistics(AgentLoopColumns.from_samples(columns)),
+            **reward_statistics(columns),
+            **_generation(columns, step_s),
+            **_pipeline(columns, groups),
+            **_outcomes(columns, duplicates),
+            **_scorers(columns),
+            **turn_statistics(columns.turns),
+            **_tools(columns),
+            **_sandboxes(columns, groups),
+            **_limiter_totals(columns),
+            **_staleness(columns, groups, trainer_version),
+            **_integrity(columns),
+            "step_s": step_s,
+            **({"stopped_s": stopped_s} if stopped_s else {}),
+            "update_s": update_s,
+            "trainer_wait_s": split.total_s,
+            "exposed_reward_s": split.exposed_reward_s,
+            "straggler_s": split.straggler_s,
+            **{f"wait/{cause}_s": seconds for cause, seconds in split.cause_s.items()},
+        }
+    # The sum of rewards near the largest float is none.
+    return {key: value for key, value in figures.items() if math.isfinite(value)}
 
 
 def step_record(

@@ -48,6 +48,7 @@ class _Part(msgspec.Struct):
 class _Message(msgspec.Struct):
     content: str | list[_Part] | None = None
     """Reasoning stands beside it (``reasoning_content``), or in parts of another type, and does not count."""
+    refusal: Any = None
 
     @property
     def text(self) -> str:
@@ -59,7 +60,12 @@ class _Message(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     message: _Message
-    finish_reason: str | None = None
+    finish_reason: Any = None
+
+    @property
+    def ended(self) -> str:
+        """Return why the answer ended; providers write it in small or in capital letters."""
+        return self.finish_reason.lower() if isinstance(self.finish_reason, str) else ""
 
 
 class _Completion(msgspec.Struct):
@@ -71,8 +77,16 @@ class _Completion(msgspec.Struct):
 _ROUTE = "/chat/completions"
 _decode = msgspec.json.Decoder(_Completion).decode
 _MOST_TOKENS = 10**9
-_CUT_SHORT = {"length": "max_tokens in judge.arguments", "content_filter": "what the endpoint's filter accepts"}
-"""Reasons of an answer that ends before its verdict, and what would let it go on."""
+_CUT_SHORT = {
+    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "model_length"), "max_tokens in judge.arguments"),
+    **dict.fromkeys(
+        ("content_filter", "safety", "sensitive", "recitation", "blocklist", "prohibited_content"),
+        "what the endpoint's filter accepts",
+    ),
+}
+"""Reasons of an answer that ends before its verdict, as providers name them, and what would let it go on."""
+_BROKEN_OFF = frozenset({"abort", "cancelled", "error", "insufficient_system_resource", "network_error"})
+"""Reasons of an answer that the endpoint itself broke off: it may give another one."""
 _SCHEMA_REFUSED = frozenset({400, 404, 415, 422, 501})
 _REMEDIES = {
     401: "check apiKeySecret",
@@ -201,11 +215,18 @@ class JudgeClient:
         prompt_tokens, answer_tokens = (_count(tokens.get(name)) for name in ("prompt_tokens", "completion_tokens"))
         self._usage.tokens.update(prompt=prompt_tokens or 0, completion=answer_tokens or 0)
         choice = completion.choices[0]
-        if choice.finish_reason in _CUT_SHORT:
+        if choice.ended in _BROKEN_OFF:
+            raise InfrastructureError(
+                f"{self.base_url} broke its answer off (finish_reason {choice.finish_reason}): "
+                f"{_excerpt(choice.message.text)}"
+            )
+        if choice.ended in _CUT_SHORT:
             raise DataError(
                 f"the judge's answer is cut short (finish_reason {choice.finish_reason}), so its verdict is missing or "
-                f"a draft: {_excerpt(choice.message.text)}. Raise or change {_CUT_SHORT[choice.finish_reason]}"
+                f"a draft: {_excerpt(choice.message.text)}. Raise or change {_CUT_SHORT[choice.ended]}"
             )
+        if not choice.message.text and isinstance(choice.message.refusal, str):
+            raise DataError(f"the judge refuses to answer: {_excerpt(choice.message.refusal)}")
         if not choice.message.text:
             raise DataError(
                 f"the judge's answer is empty (finish_reason {choice.finish_reason}). A reasoning model may need more "

@@ -10,9 +10,11 @@ import ast
 import asyncio
 import contextlib
 import errno
+import faulthandler
 import importlib.util
 import inspect
 import operator
+import signal
 import sys
 import threading
 import traceback
@@ -228,6 +230,9 @@ POST_PROCESS = "post_process_scores"
 _METHODS = ("compute_score", "score", "__call__")
 
 
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
 class UserFunction:
     """Load and call a user's function; raise ``ConfigurationError`` if the file cannot be imported or lacks it."""
 
@@ -242,6 +247,7 @@ class UserFunction:
         self._call: Caller
         self._post_process: Callable[[list[float]], Any] | None = None
         self._one_score = True
+        self._timers: list[int] = []
         self._loops = threading.local()
 
     def prepare(self) -> Description:
@@ -261,6 +267,7 @@ class UserFunction:
         form = recognise(function, self.target.scope, arguments, self._where)
         self._call = caller(form, function, arguments)
         self._one_score = form in ONE_SCORE
+        self._timers = [timer for timer in _TIMERS if signal.getitimer(timer)[0] == 0.0]
         return Description(
             form=form,
             is_async=self.is_async,
@@ -300,6 +307,15 @@ class UserFunction:
         if self._post_process is None:
             raise ConfigurationError(f"{self._where} has no {POST_PROCESS}")
         return self._settled(self._post_process(list(values)))
+
+    def stop_timers(self) -> None:
+        """Stop the timers that a call left behind: they would interrupt or end another sample's call.
+
+        Those that already run when the file is loaded, such as a profiler's, go on.
+        """
+        for timer in self._timers:
+            signal.setitimer(timer, 0.0)
+        faulthandler.cancel_dump_traceback_later()
 
     def _settled(self, returned: Any) -> Any:
         """Return the result of a coroutine that a plain function returned, where no event loop will await it."""

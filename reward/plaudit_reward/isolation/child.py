@@ -47,7 +47,7 @@ from plaudit_reward.isolation.messages import (
     num_scores,
 )
 from plaudit_reward.scorer import Score
-from plaudit_sandbox.lifetime import end_when_closed
+from plaudit_sandbox.lifetime import end_if_forked, end_when_closed
 from plaudit_sandbox.privileges import end_with
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.frames import frame
@@ -65,8 +65,12 @@ def perform(function: UserFunction, work: Work, resolve: Resolve | None = None, 
             if resolve is not None:
                 returned = resolve(returned)
         scores = function.scores(returned, num_scores(work), post_process=work.post_process)
+        end_if_forked()
     except BaseException as error:  # the user's code: sys.exit and the like included
+        end_if_forked(error)
         scores = function.failed(error, num_scores(work))
+    finally:
+        function.stop_timers()
     return finished(work, time.perf_counter() - began, scores)
 
 
@@ -194,11 +198,15 @@ class _Works:
             with within_trace(work.traceparent, alone=False):
                 returned = await awaited(self._function.call(work.samples, work.values, post_process=work.post_process))
             scores = self._function.scores(returned, num_scores(work), post_process=work.post_process)
+            end_if_forked()
         except BaseException as error:  # the user's code: sys.exit and the like included
+            end_if_forked(error)
             if work.id in self._dropped and issubclass(type(error), asyncio.CancelledError):  # it may hide its class
                 scores = [Score.failed("timeout", "cancelled at its time limit")] * num_scores(work)
             else:
                 scores = self._function.failed(error, num_scores(work))
+        finally:
+            self._function.stop_timers()
         self._dropped.discard(work.id)
         del self._tasks[work.id]
         self._channel.send([finished(work, time.perf_counter() - began, scores)])
@@ -267,7 +275,8 @@ def main() -> int:
     end_with(int(sys.argv[2]))
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # the last lines of a killed function are logged
+        # The last lines of a killed function are logged, and no locale makes a print raise.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     connection = socket.socket(fileno=int(sys.argv[1]))
     end_when_closed(connection)
     channel = Channel(connection)

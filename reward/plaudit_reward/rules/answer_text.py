@@ -23,8 +23,11 @@ _SIGNS = str.maketrans(
         **dict.fromkeys("′’‘", "'"),
         **dict.fromkeys("“”", '"'),
         **dict(zip("。，；：、⩽⩾⋯", ".,;:,≤≥…", strict=True)),
+        **dict(zip("٫٬،؛٪", ".,,;%", strict=True)),
         **{sign: f"\\{name} " for sign, name in zip("πθαβλφω", _GREEK, strict=True)},
         "√": "\\sqrt ",
+        "∛": "\\sqrt[3] ",
+        "∜": "\\sqrt[4] ",
         "∞": "\\infty ",
         "℃": "^\\circ C",
         "℉": "^\\circ F",
@@ -88,6 +91,9 @@ _COMMANDS = {
     "overrightarrow": "\\vec",
     "top": "T",
     **dict.fromkeys(("to", "rightarrow", "longrightarrow"), "→"),
+    "tg": "\\tan ",
+    **dict.fromkeys(("ctg", "cotg"), "\\cot "),
+    "arctg": "\\arctan ",
     **dict.fromkeys(("rightleftharpoons", "leftrightharpoons"), "⇌"),
 }
 _COMMAND = re.compile(r"\\([a-zA-Z]+)(?![a-zA-Z])[ ]?")
@@ -100,6 +106,9 @@ _BOLD = re.compile(
 )
 _BRACED_NAME = re.compile(r"(?<![A-Za-z^_}\]])\{([A-Za-z])\}(?=_)")
 _BLACKBOARD = re.compile(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?|(?:\A|(?<=\\in)|(?<=\\in )|(?<=∈))\\mathbf\s*\{([A-Z])\}")
+_SETS = {"R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ"}
+_PLAIN_SET = re.compile(r"(?<=∈)\s*([RZNQ])(?![A-Za-z])")
+_UNION = re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])")
 _MARK = r"\\(?:mathbf|boldsymbol|bm|textbf|vec|hat|widehat)\s*"
 _UNIT_VECTOR = re.compile(
     rf"{_MARK}(?:\{{\s*)?(?:{_MARK}(?:\{{\s*)?)?(?:\\(?=[ij]math))?(?P<name>[ijk])(?:math)?(?![a-zA-Z])\s*\}}{{0,2}}"
@@ -143,8 +152,8 @@ _CURRENCIES |= dict.fromkeys(("INR", "Rs", "Rs."), "₹")
 _FUNCTION_NAMES = frozenset(
     re.findall(
         r"\w+",
-        "sin cos tan sec csc cot sinh cosh tanh arcsin arccos arctan asin acos atan exp floor ceil ln log lg sqrt "
-        "cbrt cis gcd lcm max min pi abs inf infinity mod bmod",
+        "sin cos tan sec csc cot sinh cosh tanh arcsin arccos arctan tg ctg cotg arctg asin acos atan exp floor ceil "
+        "ln log lg sqrt cbrt cis gcd lcm max min pi abs inf infinity mod bmod",
     )
 )
 _LETTERS = re.compile(r"[A-Za-z]+")
@@ -152,7 +161,7 @@ _UNIT_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+")
 _CONSTANT = re.compile(rf"(?<=\+)\s*{WORD}(?:(?:an? )?(?:arbitrary )?(?:constant|const)){WORD_END}")
 _LETTER_OF_UNIT = re.compile(rf"(?<=[\d ])([a-zA-Z])(?=\s*/\s*{WORD})")
 _POLAR = re.compile(r"(?<=[\d})])\s*\\angle(?![a-zA-Z])\s*(?=-?[\d\\({])")
-_LAST_CONDITION = re.compile(r"(?<=[\w)}])\s+\(([a-z]\s*[<>≤≥≠][^()]+)\)\Z")
+_LAST_CONDITION = re.compile(r"(?<=[\w)}])(?:\s+(?=\([a-z]\s*[<>≤≥≠])|\s*(?=\([a-z]\s*∈))\(([^()]+)\)\Z")
 _MINUS = re.compile(rf"{WORD}(?i:minus|negative){WORD_END}\s*(?=[\d\\(])")
 _OTHER_SCRIPTS = "\u0400-\u04ff\u0600-\u06ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _PLAIN_WORD = re.compile(
@@ -196,8 +205,30 @@ def _units(text: str) -> str:
     return _UNIT_NAMES.sub(upright, _UNITS_OVER.sub(over, text))
 
 
+_CIRCLED = re.compile(r"(?<=[①-⑳])\s*(?:[、,，;；和]|\\text\s*\{\s*和\s*\})\s*(?=[①-⑳])")
+"""Between the numbers of statements, as in ``①、③``."""
+_JOINTS = {**dict.fromkeys(("或", "或者", "または", "또는"), "or"), **dict.fromkeys("和与及且", "and")}
+_JOINT = re.compile(
+    rf"\\(?:text|mathrm|mbox)\s*\{{\s*(?P<marked>{'|'.join(_JOINTS)})\s*\}}"
+    r"|(?<=[A-Za-z0-9)}\])）$%°π])\s*(?P<bare>或者?|または|또는|[和与及且])\s*(?=[A-Za-z0-9({\[（\\$+−√π-])"
+)
+"""The words "or" and "and" of other languages, between formulas: between words they are a part of these."""
+_PLAIN_MATRIX = re.compile(r"\\([pbv]?matrix)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_SMALL_MATRIX = re.compile(r"\\(begin|end)\{([pbBvV])smallmatrix\*?\}")
+_END_OF_ROW = re.compile(r"\\cr(?![a-zA-Z])")
+
+
+def _one_dialect(text: str) -> str:
+    """Write matrices of plain TeX and of mathtools, and what joins answers in other languages, as in LaTeX."""
+    text = _PLAIN_MATRIX.sub(r"\\begin{\1}\2\\end{\1}", text)
+    text = _END_OF_ROW.sub(r"\\\\", _SMALL_MATRIX.sub(r"\\\1{\2matrix}", text))
+    text = _CIRCLED.sub("", text)
+    return _JOINT.sub(lambda found: f" \\text{{ {_JOINTS[found['marked'] or found['bare']]} }} ", text)
+
+
 def plain_text(text: str) -> str:
     """Return the answer in the one spelling that this module's first lines describe."""
+    text = _one_dialect(text)
     text = _QUANTITY.sub(lambda found: f"{found[1]}\\text{{ {si_unit(found[2])}}}", _NUM.sub(r"\1", text))
     text = _CHEMISTRY.sub(lambda found: _of_chemistry(found[1]), text)
     text = _POLAR.sub(r"\\operatorname{cis} ", text)
@@ -215,10 +246,9 @@ def plain_text(text: str) -> str:
     text = re.sub(r"\{([:;=])\}", r"\1", _SPACES.sub(" ", text))
     text = _LEFT_OUT.sub("", text)
     text = _UNIT_VECTOR.sub(r"\\hat{\g<name>}", text) if len(set(_UNIT_VECTOR.findall(text))) > 1 else text
-    text = _BLACKBOARD.sub(
-        lambda found: {"R": "ℝ", "Z": "ℤ", "N": "ℕ", "Q": "ℚ", "C": "ℂ"}.get(found[1] or found[2], found[0]), text
-    )
+    text = _BLACKBOARD.sub(lambda found: _SETS.get(found[1] or found[2], found[0]), text)
     text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), _BRACED_NAME.sub(r"\1", _BOLD.sub("", text)))
+    text = _PLAIN_SET.sub(lambda found: _SETS[found[1]], _UNION.sub("∪", text))
     text = text.replace("\\%", "%").replace("**", "^") if not text.startswith("**") else text.strip("*")
     text = re.sub(
         r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)", "°", text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠")
@@ -280,6 +310,7 @@ def _unicode(text: str) -> str:
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
     text = "".join(sign for sign in text.translate(_SIGNS) if unicodedata.category(sign) != "Cf")
+    text = "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in text)
     text = "".join(
         unicodedata.normalize("NFKC", sign) if "\uff00" <= sign <= "\uffef" or sign in "ℓ" or sign.isdigit() else sign
         for sign in unicodedata.normalize("NFC", text)
@@ -404,8 +435,11 @@ def _is_word_of_two_letters(word: str, counted: bool, behind_blank: bool) -> boo
     return lower in _SHORT_WORDS and not word.isupper()
 
 
+_QUOTED = re.compile(r"""\A(["'])([^"']+)\1\Z""")
+
+
 def _trimmed(text: str) -> str:
-    text = text.strip().strip("`").strip()
+    text = _QUOTED.sub(r"\2", text.strip().strip("`").strip()).strip()
     while text and (text[-1] in ".,;:?*\\" or text.endswith(f"{WORD_END}!")):
         text = text[:-1].rstrip()
     while text and text[0] in "≈=:*≡":

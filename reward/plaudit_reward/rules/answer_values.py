@@ -328,7 +328,8 @@ def _equation(sides: list[str], signs: list[str]) -> list[Value]:
     name, last = sides[0].strip(), sides[-1]
     if (_tuple_of_names(name) or _RATIO_OF_NAMES.fullmatch(name)) and len(sides) == 2:
         return [Named("", _read(last))]
-    if _NAME.fullmatch(name) and not _contains(last, name):
+    is_constant = name in ("\\pi", "e") and "≈" in signs
+    if _NAME.fullmatch(name) and not is_constant and not _contains(last, name):
         if _MULTIPLE_OF_LETTER.fullmatch(last.strip()) and name not in "dhlrstvwxDHLRSTVW":
             return [Named(name, (Scalar(parsed(last)),))]
         return [Named(re.sub(r"\s", "", words_of(name)) if WORD in name else name.replace(" ", ""), _read(last))]

@@ -44,11 +44,15 @@ _HASHES = re.compile(r"(?m)####[ \t]*(.*)$")
 _STRONG = re.compile(
     r"(?i)(?<![a-z])(?:(?:final\s+|correct\s+)?answers?(?:\s+(?:is|are))?|"
     r"(?:réponse|respuesta|resposta|risposta)(?:\s+finale?)?|antwort|"
+    r"đáp\s+(?:án|số)|cevap|jawaban|odpowiedź|उत्तर|پاسخ|(?:الإجابة|الجواب)(?:\s+(?:النهائية?|الصحيحة?|هي|هو))*|"
     r"ответ|答案(?:是|为)?|答え(?:は)?|(?:정|최종\s*)?답(?:은)?)[ \t]*(?:\*\*|__)?[ \t]*[:：=–—][ \t]*(?:\*\*|__)?"
     r"|(?<![a-z])ans[.:]\s"
     r"|(?:\*\*|\#)\s*final\s+answer\s*(?:\*\*)?\s*\n|(?:故|应|所以|因此)选择?[:：]?\s*"
 )
-_JSON = re.compile(r"""["'](?:final[_ ]?)?answer["']\s*:\s*["']?([^"'\n}]+)""", re.IGNORECASE)
+_JSON = re.compile(
+    r"""["'](?:final[_ ]?)?answer["']\s*:\s*(?:"(?P<text>(?:[^"\\\n]|\\.)+)"|["']?(?P<bare>[^"'\n}]+))""", re.IGNORECASE
+)
+_ESCAPES = re.compile(r"\\+")
 _SPOKEN = re.compile(
     r"(?i)(?<![a-z])(?:(?:answers?|result|solutions?|value|total)(?:\s+(?:to|of|for)[^.\n]{1,80}?)?"
     r"|(?:the\s+)?(?:correct|right)\s+(?:option|choice))\s+(?:is|are|equals|(?:would|must|should|could|may|might|can)\s+be)"
@@ -181,7 +185,7 @@ def _marked(text: str, *, lenient: bool = True) -> FinalAnswer | None:
             alone = _NUMBER_THEN_WORDS.match(answer) if mark == "####" else None
             found.append((marks[-1].start(), FinalAnswer(alone[1] if alone else answer, mark)))
     if members := list(_JSON.finditer(text)):
-        found.append((members[-1].start(), FinalAnswer(members[-1][1].strip(), "Answer")))
+        found.append((members[-1].start(), FinalAnswer(_member(members[-1]), "Answer")))
     if found:
         last = max(found, key=lambda item: item[0])[1]
         return last if last.text else None if last.mark != "last box" else FinalAnswer("", "last box")
@@ -190,6 +194,13 @@ def _marked(text: str, *, lenient: bool = True) -> FinalAnswer | None:
         if answer := _line(text, told.end()):
             return FinalAnswer(answer, "answer is")
     return None
+
+
+def _member(found: re.Match[str]) -> str:
+    r"""Return a member's text. Models escape TeX for JSON (``\\frac``) or do not (``\frac``)."""
+    text = (found["text"] or found["bare"]).strip()
+    escaped = all(len(run) % 2 == 0 for run in _ESCAPES.findall(text))
+    return text.replace("\\\\", "\\") if escaped else text
 
 
 def _unmarked(text: str) -> FinalAnswer | None:

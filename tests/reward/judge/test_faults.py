@@ -26,6 +26,7 @@ from reward_samples import make_sample
 
 Make = Callable[..., Any]
 
+DRAFT = {"content": "A first draft: score: 4"}
 REASONING = {"content": None, "reasoning_content": "score: 4"}
 
 FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
@@ -48,6 +49,25 @@ FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
     ({"body": {"choices": [{"message": {"content": 7}}]}}, InfrastructureError, "not a chat completion", "200"),
     ({"body": {"choices": [{"message": {}, "finish_reason": "length"}]}}, DataError, "cut short .*length", "200"),
     ({"body": {"choices": [{"message": {"content": "score: 4"}, "finish_reason": "length"}]}}, DataError, "cut", "200"),
+    *(
+        ({"body": {"choices": [{"message": DRAFT, "finish_reason": reason}]}}, DataError, "cut short", "200")
+        for reason in ("max_tokens", "MAX_TOKENS", "model_length", "SAFETY", "sensitive")
+    ),
+    *(
+        (
+            {"body": {"choices": [{"message": DRAFT, "finish_reason": reason}]}},
+            InfrastructureError,
+            "broke .* off",
+            "200",
+        )
+        for reason in ("abort", "error", "insufficient_system_resource")
+    ),
+    (
+        {"body": {"choices": [{"message": {"refusal": "I cannot."}}]}},
+        DataError,
+        "refuses to answer: 'I cannot.'",
+        "200",
+    ),
     ({"body": {"choices": [{"message": REASONING, "finish_reason": "stop"}]}}, DataError, "answer is empty", "200"),
     ({"body": completion("<think>score: 4")}, DataError, "reasoning alone", "200"),
     ({"body": b'{"choices": ' + b"[" * 100_000}, InfrastructureError, "not a chat completion", "200"),
@@ -83,6 +103,7 @@ async def test_each_fault_has_a_kind_a_message_and_a_count(
         completion(usage="none"),
         json.dumps(completion(usage={"prompt_tokens": 0}, created=0)).replace(": 0", ": 1e400").encode(),
         completion(other=[[[10**30]]]),
+        {"choices": [{"message": {"content": "score: 4", "refusal": [1]}, "finish_reason": {"type": "stop"}}]},
         completion([{"type": "thinking", "thinking": "score: 1"}, {"type": "text", "text": "score: 4"}]),
         completion("<think>score: 1</think>score: 4"),
         json.dumps(completion("\ud83d score: 4")).encode(),

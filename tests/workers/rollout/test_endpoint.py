@@ -146,6 +146,14 @@ def crashes(prompt):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def leaves_a_fork(prompt):
+    ask(OpenAI(), *prompt["messages"])
+    pid = os.fork()
+    if pid == 0:
+        return -1.0
+    return 1.0 + os.waitpid(pid, 0)[1]
+
+
 def silent(prompt):
     return 1.0
 
@@ -343,6 +351,11 @@ async def test_a_reward_that_cannot_be_read_is_its_programs_failure(hold) -> Non
     body = await hold("ambiguous", "Yes.")
     reason = "ValueError: the truth value is ambiguous"
     assert body.sample.failure == AgentReward("data_error", reason=reason)
+
+
+async def test_what_a_program_forks_gives_no_reward_of_its_own(hold) -> None:
+    body = await hold("leaves_a_fork", "Yes.")
+    assert body.sample.agent_reward == AgentReward("scored", 1.0)
 
 
 async def test_an_infinite_reward_is_a_data_error(hold) -> None:

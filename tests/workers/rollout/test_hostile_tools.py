@@ -192,6 +192,21 @@ def exits():
     sys.exit(3)
 
 
+def returns_in_a_fork_too():
+    pid = os.fork()
+    if pid == 0:
+        return "forged"
+    os.waitpid(pid, 0)
+    return "honest"
+
+
+async def exits_in_a_fork():
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(3)
+    return str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
 def exits_at_once():
     os._exit(0)
 
@@ -265,6 +280,8 @@ ENDS = {
     "sends_a_message_without_end": ("killed", "sent a message of more than 64 MiB"),
     "replaces_its_protocol": ("killed", "sent something that is no message"),
     "exits": ("error", "SystemExit: 3"),
+    "returns_in_a_fork_too": ("ok", "honest"),
+    "exits_in_a_fork": ("ok", "3"),
     "exits_at_once": ("killed", "ended with exit code 0"),
     "raises_a_keyboard_interrupt": ("error", "KeyboardInterrupt"),
     "raises_a_cancelled_error": ("error", "CancelledError"),
@@ -363,6 +380,19 @@ async def test_closing_the_processes_ends_what_running_samples_started(tmp_path)
         return not Path(f"/proc/{int(end.text)}").exists()
 
     await until(ended)
+
+
+async def test_a_print_raises_in_no_locale(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    (tmp_path / "tool.py").write_text(
+        'def look_up() -> str:\n    """Look up."""\n    print("数")\n    return "found"\n'
+    )
+    processes = AgentProcesses([FunctionTool(str(tmp_path / "tool.py"), "look_up")])
+    tools = {tool.name: tool for tool in await processes.open()}
+    async with ToolProcess(processes, tools, {}) as process:
+        (result,) = await process.call([ParsedCall("look_up", {})])
+    assert result.text == "found"
+    await processes.close()
 
 
 @pytest.mark.long

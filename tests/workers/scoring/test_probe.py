@@ -54,6 +54,9 @@ def chinese(solution_str):
 def thoughtful(solution_str):
     return min(len(re.findall(r"Step 1:|\\bWait\\b|\\nFinally,", solution_str)), 3) / 3
 
+def largest(solution_str, ground_truth):
+    return sys.float_info.max * exact(solution_str, ground_truth)
+
 def passed(solution_str, ground_truth):
     program = re.findall(r"(?s)```python\\n(.*?)```", solution_str)
     done = subprocess.run([sys.executable, "-c", program[0] + "\\n" + ground_truth]) if program else None
@@ -152,6 +155,7 @@ def python(function: str, **more: Any) -> str:
     [
         (python("exact"), set()),
         (python("last_number"), set()),
+        (python("largest"), set()),
         (python("anywhere"), {"guesses", "mixed forms"}),
         (f"{python('exact')}, {python('long', weight=2)}", {"filler", "one token"}),
     ],

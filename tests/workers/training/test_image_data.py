@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -163,6 +164,21 @@ BAD_ROWS = {
         "column images has image 1, which cannot be read: ",
         "Correct the path",
     ),
+    "a zero byte in a path": (
+        vision_row(0, [{"path": "a\0.png"}]),
+        "column images has image 1, which cannot be read: ",
+        "Correct the path",
+    ),
+    "a device": (
+        vision_row(0, [{"path": "/dev/zero"}]),
+        "column images has image 1, which cannot be read: /dev/zero (no regular file)",
+        "Correct the path",
+    ),
+    "an image in its address": (
+        vision_row(0, [{"path": f"data:image/png;base64,{'A' * 5000}"}]),
+        "column images has image 1, which is the address data:image/png;base64,AAA",
+        "Decode it: write its bytes, as {bytes: …}",
+    ),
     "an address": (
         vision_row(0, [{"path": "https://example.com/a.png"}]),
         "column images has image 1, which is the address https://example.com/a.png",
@@ -187,6 +203,14 @@ def test_a_bad_row_is_named_by_the_preflight_and_by_the_trainer(tmp_path, vision
         load(path, processor(vision_model, tmp_path), vision_model)
     assert str(refused.value).startswith(f"data file {path}: row 1: {complaint}")
     assert str(refused.value).endswith(remedy)
+
+
+def test_a_pipe_as_an_image_is_refused_and_not_waited_for(tmp_path, vision_model):
+    os.mkfifo(tmp_path / "pipe.png")
+    path = write_rows(tmp_path / "a.parquet", [vision_row(0, [{"path": "pipe.png"}])])
+    problem = data_problem("spec.data.train.path", str(path), WITH_IMAGES, ImagesSpec())
+    assert problem is not None
+    assert "pipe.png (no regular file)" in problem.message
 
 
 def test_videos_are_refused_beside_images(tmp_path, vision_model):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from plaudit_reward.functions.function import import_user_file
+from plaudit_sandbox.lifetime import end_if_forked
 from plaudit_wire.errors import ConfigurationError
 from plaudit_wire.plain import error_text, plain, plain_text
 from plaudit_workers.agents.messages import FunctionTool, Tool
@@ -135,8 +136,11 @@ async def run_user_code(function: Callable[..., Any], *arguments: Any, **named: 
 
     def called() -> tuple[Any, BaseException | None]:
         try:
-            return function(*arguments, **named), None
+            result = function(*arguments, **named)
+            end_if_forked()
+            return result, None
         except BaseException as error:  # the user's code: sys.exit and the like included
+            end_if_forked(error)
             return None, error  # not raised: with a StopIteration, a future of asyncio would never end
 
     result, error = await asyncio.to_thread(called)

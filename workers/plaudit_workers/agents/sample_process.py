@@ -24,7 +24,7 @@ from typing import IO, Any, Literal
 import msgspec
 
 from plaudit_sandbox.confinement import hide_neighbours
-from plaudit_sandbox.lifetime import end_when_closed
+from plaudit_sandbox.lifetime import end_if_forked, end_when_closed
 from plaudit_wire.errors import InfrastructureError
 from plaudit_wire.frames import Frames, frame, signal_name
 from plaudit_wire.plain import error_text, plain, plain_text
@@ -128,8 +128,10 @@ class _Sample:
     async def _call(self, call: CallTool) -> None:
         try:
             answer = await self._loaded.tools[call.tool].call(call.arguments, call.create_arguments)
+            end_if_forked()
             data = frame([ToolResult(call.id, "ok", cut_text(answer.text), answer.reward, bool(answer.done))])
         except BaseException as error:  # the user's code: sys.exit and the like included
+            end_if_forked(error)
             outcome: Literal["error", "killed"] = "killed" if issubclass(type(error), InfrastructureError) else "error"
             data = frame([ToolResult(call.id, outcome, error_text(error, MOST_CHARACTERS))])
         self._connection.sendall(data)
@@ -138,7 +140,9 @@ class _Sample:
         assert self._loaded.environment is not None
         try:
             reply = await answer(self._loaded.environment, question)
+            end_if_forked()
         except BaseException as error:  # the user's code: sys.exit and the like included
+            end_if_forked(error)
             outcome: Any = "infra_error" if issubclass(type(error), (InfrastructureError, OSError)) else "data_error"
             reply = EnvironmentReply(question.id, outcome, error_text(error, MOST_CHARACTERS))
         if question.method == "finish":  # also where there is no reward: other functions may read them
@@ -149,11 +153,13 @@ class _Sample:
         assert self._loaded.agent is not None
         try:
             trajectory = await self._loaded.agent.run(message.prompt, self._generate)
+            end_if_forked()
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"run returned {type(trajectory).__name__}, not a Trajectory")
             trajectory.make_plain()
             data = frame([AgentDone(msgspec.to_builtins(trajectory, enc_hook=plain))])  # arrays of token ids
         except BaseException as error:  # the user's code: sys.exit and the like included
+            end_if_forked(error)
             data = frame([AgentFailed(error_text(error, MOST_CHARACTERS))])
         self._connection.sendall(data)
 
@@ -195,8 +201,10 @@ def _run_program(program: RunnableProgram, order: RunAgentProgram) -> ProgramEnd
         returned = program.function(order.document)
         if inspect.isawaitable(returned):
             returned = asyncio.run(awaited(returned))
+        end_if_forked()
         return ProgramEnded(_reward_of(returned))
     except BaseException as error:  # the user's code, also of what it returned: sys.exit and the like included
+        end_if_forked(error)
         return _failed("data_error", error_text(error, _MOST_CHARACTERS))
 
 

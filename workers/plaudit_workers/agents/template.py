@@ -63,7 +63,8 @@ def main() -> int:
     end_with(int(sys.argv[2]))
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # the last lines of a killed tool are logged
+        # The last lines of a killed tool are logged, and no locale makes a print raise.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     template = _Template(socket.socket(fileno=int(sys.argv[1])))
     try:
         return template.run()

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, zip_longest
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, mean
 from typing import Any
 
 from plaudit_job.data_row import DataRow
@@ -373,7 +373,7 @@ def _result(probe: RewardProbe, rows: Sequence[_ScoredRow]) -> ProbeResult:
         deserves=probe.deserves,
         meaning=probe.meaning,
         rows=len(taken),
-        mean=fmean(values) if values else None,
+        mean=mean(values) if values else None,
         share=_share(taken, floor),
         beats=fmean(each.scoring.value is not None and each.scoring.value >= right for each, right in taken)
         if taken
@@ -402,7 +402,7 @@ def _means_by_scorer(scored: Sequence[_Scored]) -> dict[str, float]:
         for name, record in each.scoring.scorers.items():
             if record.value is not None:
                 values.setdefault(name, []).append(record.value)
-    return {name: fmean(of) for name, of in values.items()}
+    return {name: mean(of) for name, of in values.items()}
 
 
 _TITLES: dict[Deserves, str] = {

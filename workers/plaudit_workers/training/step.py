@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import mean
 
 import msgspec
 
@@ -454,7 +454,7 @@ class StepTraining:
             scorings = [sample.scoring for sample in group.samples if sample.scoring is not None]
             values = [scoring.value for scoring in scorings if scoring.value is not None]
             if values:
-                self.state.order.record(group.prompt.position, report.step, fmean(values), self.run.data)
+                self.state.order.record(group.prompt.position, report.step, mean(values), self.run.data)
         report.figures["training/prompts_solved"] = float(self.state.order.num_solved)
 
 

@@ -351,6 +351,15 @@ async def test_a_killed_run_that_skips_solved_prompts_trains_those_of_an_undistu
     assert other.steps()[-1].statistics["training/prompts_solved"] == 3
 
 
+async def test_rewards_near_the_largest_float_end_no_trainer_that_skips_solved_prompts(simulation: Any) -> None:
+    largest = "import sys\n\ndef compute_score(solution_str, ground_truth, **_):\n    return sys.float_info.max\n"
+    (simulation.folder / "rewards.py").write_text(largest)
+    async with simulation.workers():
+        done, _ = await simulation.train(make_plan(steps=2, skip_solved=SkipSolvedSpec(threshold=1.0, min_visits=1)))
+    assert done
+    assert simulation.steps()[-1].statistics["training/prompts_solved"] > 0
+
+
 async def test_a_run_goes_on_from_another_runs_checkpoint(
     simulation: Any, redis_server: RedisServer, run_name: str, tmp_path: Any
 ) -> None:
