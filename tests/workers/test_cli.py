@@ -147,6 +147,7 @@ def test_ctrl_c_while_the_program_is_imported_ends_it_quietly() -> None:
     module, _, function = tomllib.loads(settings.read_text())["project"]["scripts"]["plaudit"].partition(":")
     program = f"""
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
 class Interrupting:
     def find_spec(self, name, path, target=None):
         if name == "plaudit_workers.files":

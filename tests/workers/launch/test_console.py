@@ -42,7 +42,7 @@ def test_a_pipe_gets_the_same_rows_as_a_terminal(tmp_path: Path) -> None:
     in_pipe = printed(tmp_path / "a.jsonl", terminal=False)
     assert in_pipe == printed(tmp_path / "b.jsonl", terminal=True)
     assert [line.split() for line in in_pipe[1:]] == [
-        ["1", "0.052", "40%", "-", "1.23", "-", "generation"],
+        ["1", "0.052", "40.0%", "-", "1.23", "-", "generation"],
         ["2", "-", "-", "-", "1.23", "-", "generation"],
     ]
 
