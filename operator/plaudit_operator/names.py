@@ -87,7 +87,7 @@ class Role:
     """Describe what is true of the pods of one role in every job; ``children/all.py`` has what one job has of it."""
 
     section: str
-    """Where a job describes its pods, as messages name it."""
+    """The section of a job that describes its pods, as messages name it."""
     reported: str = ""
     """Its name in the status, if that is not its label."""
     grouped: bool = False

@@ -1,4 +1,4 @@
-"""What pages name is there: jobs and parts of them; on those about Kubernetes fields, values, reasons and rights."""
+"""What pages name exists: jobs and parts of jobs; on Kubernetes also fields, values, reasons and rights."""
 
 from __future__ import annotations
 

@@ -75,6 +75,7 @@ _LOST = (
     "--server-side"
 )
 _ANY_POD = "the role's pod"
+_OF_ANY_POD = {"cpu", "memory", "ephemeral-storage"}
 _EVENT_TYPES = {
     (ConditionType.SPEC_VALID, "True"): "Normal",
     (ConditionType.SPEC_VALID, "False"): "Warning",
@@ -351,9 +352,10 @@ def _held_gpus(context: JobContext, children: Sequence[Child], observed: Observe
 
 
 def _limits(frozen: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the limits of the containers of a template that have any."""
+    """Return the limits of a template's containers that limit more than what every pod may."""
     containers = (frozen.get("template") or {}).get("spec", {}).get("containers") or []
-    return [limits for container in containers if (limits := container.get("resources", {}).get("limits"))]
+    limits = (container.get("resources", {}).get("limits") or {} for container in containers)
+    return [each for each in limits if each.keys() - _OF_ANY_POD]
 
 
 def _pods(observed: Observed, child: Child) -> list[Object]:

@@ -190,7 +190,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     status: int = 0
     """Exit code, negative for a signal."""
     reason: str = ""
-    """What the template did or could not do, such as ``was killed: …``; empty: the status tells how it ended."""
+    """What the template did to it, such as ``was killed: …``, or why it never began; empty: the status tells."""
 
 
 class CallTool(msgspec.Struct, frozen=True, tag=True):
